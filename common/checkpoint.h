@@ -1,0 +1,85 @@
+// Checkpoint folders: writing shard files, publishing, finding, verifying, reading any range in any layout.
+// The format is stated in docs/checkpoint_format.md.
+//
+//   <root>/<directory>/t<timeline>-v<version>/            published (complete, synced, renamed from the staging folder)
+//       shard-00003-of-00016.safetensors                  one per shard; tensors "<slot>.<first element>" [elements] F32
+//       manifest.json                                     v1::CheckpointManifest
+//   <root>/<directory>/staging-t<timeline>-v<version>/    being written
+#ifndef SLUICE_COMMON_CHECKPOINT_H_
+#define SLUICE_COMMON_CHECKPOINT_H_
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "sluice/v1/checkpoint.pb.h"
+
+namespace sluice {
+
+std::string CheckpointFolderName(uint64_t timeline, uint64_t version);  // "t1-v400"
+std::string StagingFolderName(uint64_t timeline, uint64_t version);
+std::string ShardFileName(uint32_t shard, uint32_t shards);
+
+// Writes one shard's file piece by piece, in any order. Not thread-safe. The header is fixed at creation from the pieces'
+// table, so that bytes can be written as they come (pwrite).
+class ShardFileWriter {
+ public:
+  struct Piece {
+    std::string slot;       // "value", "m", ...
+    uint64_t first = 0;     // element of the parameter space
+    uint64_t elements = 0;
+  };
+  // Creates `path` (parents too), replacing what an earlier life left there. RESOURCE_EXHAUSTED on a full disk.
+  static absl::StatusOr<std::unique_ptr<ShardFileWriter>> Create(const std::string& path, std::vector<Piece> pieces);
+  virtual ~ShardFileWriter() = default;
+  // One whole piece, each exactly once.
+  virtual absl::Status Write(const std::string& slot, uint64_t first, absl::Span<const float> values) = 0;
+  // All pieces are there: fsync; size and crc32 of the file. FAILED_PRECONDITION names a missing piece.
+  virtual absl::StatusOr<v1::CheckpointFile> Finish() = 0;
+};
+
+// Writes manifest.json into the staging folder, syncs, renames it to its published name, syncs the parent. Idempotent: a
+// folder published before is left as it is. `base` is <root>/<directory>. Returns the published folder.
+absl::StatusOr<std::string> PublishCheckpoint(const std::string& base, const v1::CheckpointManifest& manifest);
+
+// Published checkpoints under `base`, oldest first (by timeline, then version). A missing folder is an empty list.
+absl::StatusOr<std::vector<v1::CheckpointManifest>> ListCheckpoints(const std::string& base);
+// Removes a published or a staging folder; NOT_FOUND is ok.
+absl::Status RemoveCheckpoint(const std::string& folder);
+
+// A published checkpoint, open for reading. Thread-safe.
+class CheckpointReader {
+ public:
+  // Checks manifest, sizes and headers; with `verify` also every file's crc32. DATA_LOSS names file and cause; NOT_FOUND a
+  // missing file.
+  static absl::StatusOr<std::unique_ptr<CheckpointReader>> Open(const std::string& folder, bool verify);
+  virtual ~CheckpointReader() = default;
+  virtual const v1::CheckpointManifest& manifest() const = 0;
+  // values[i] = element first + i of the slot. NOT_FOUND where the checkpoint has no such slot.
+  virtual absl::Status Read(const std::string& slot, uint64_t first, absl::Span<float> values) const = 0;
+};
+
+// A Hugging Face GPT-2 folder (config.json + model.safetensors, F32) seen as a parameter space of our layout.
+class Gpt2FolderReader {
+ public:
+  // INVALID_ARGUMENT / DATA_LOSS name file, tensor, expected and found shape.
+  static absl::StatusOr<std::unique_ptr<Gpt2FolderReader>> Open(const std::string& folder, const v1::Gpt2Spec& spec);
+  virtual ~Gpt2FolderReader() = default;
+  // Elements [first, first + values.size()) of the space, transposed into our storage where the file has [in, out].
+  virtual absl::Status Read(uint64_t first, absl::Span<float> values) const = 0;
+};
+
+// Reads config.json of a Hugging Face GPT-2 folder.
+absl::StatusOr<v1::Gpt2Spec> ReadGpt2Config(const std::string& folder);
+
+// Writes config.json and model.safetensors (names with "transformer." left out, as GPT2Model saves them: wte.weight,
+// h.0.attn.c_attn.weight [C, 3C], ...). `values`: the whole space. The folder appears whole or not at all.
+absl::Status ExportGpt2(const v1::Gpt2Spec& spec, absl::Span<const float> values, const std::string& folder);
+
+}  // namespace sluice
+
+#endif  // SLUICE_COMMON_CHECKPOINT_H_

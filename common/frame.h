@@ -1,0 +1,78 @@
+// The frame codec of the data plane: v1::ChunkFrame as grpc::ByteBuffer without copying payloads.
+//
+// Written by hand, yet a valid protobuf message: slice 0 holds the encoded control part, the payload's tag and length; the
+// payload follows as borrowed slices. Parsed in place: everything but the payload into a ChunkFrame, the payload as slices.
+// Any legal encoding is accepted: the canonical one (payload once, last) in place, every other through the protobuf parser.
+#ifndef SLUICE_COMMON_FRAME_H_
+#define SLUICE_COMMON_FRAME_H_
+
+#include <grpcpp/support/byte_buffer.h>
+#include <grpcpp/support/slice.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "sluice/v1/parameter.pb.h"
+
+namespace sluice {
+
+inline constexpr size_t kMaxFramePayload = 1 << 20;  // bytes a sender puts into one frame, unless one chunk is larger
+inline constexpr size_t kMaxFrameControl = 1 << 20;  // bytes of the control part accepted
+
+// Bytes owned by somebody else: `owner` keeps them alive and unchanged for as long as it is held.
+struct BorrowedBytes {
+  const void* data = nullptr;
+  size_t size = 0;
+  std::shared_ptr<const void> owner;
+};
+
+// control.payload must be empty.
+grpc::ByteBuffer EncodeFrame(const v1::ChunkFrame& control, absl::Span<const BorrowedBytes> payload);
+
+// Bytes spread over reference-counted slices. Copying is cheap. Thread-safe for reading.
+class Payload {
+ public:
+  Payload() = default;
+  explicit Payload(std::vector<grpc::Slice> slices);
+
+  size_t size() const { return size_; }
+  // The part [offset, offset + length); must lie within.
+  Payload Sub(size_t offset, size_t length) const;
+  // Memory that holding this pins: the capacity of the slices behind it.
+  size_t pinned_bytes() const;
+  void CopyTo(void* out) const;
+  // Calls visit(pointer, bytes, offset) for consecutive pieces; pointers are unaligned, an element may straddle two.
+  template <typename Visit>
+  void ForEach(Visit visit) const {
+    size_t at = 0;
+    for (const grpc::Slice& s : slices_) {
+      visit(s.begin(), s.size(), at);
+      at += s.size();
+    }
+  }
+  // A pointer to all bytes where they are in one slice, else nullptr.
+  const void* contiguous() const { return slices_.size() == 1 ? slices_[0].begin() : nullptr; }
+
+ private:
+  std::vector<grpc::Slice> slices_;
+  size_t size_ = 0;
+};
+
+struct ParsedFrame {
+  v1::ChunkFrame control;  // without payload
+  Payload payload;
+};
+
+// INVALID_ARGUMENT says what is wrong; nothing is allocated by lengths that the message itself claims beyond its size.
+absl::StatusOr<ParsedFrame> ParseFrame(grpc::ByteBuffer message);
+
+// A small protobuf message as ByteBuffer and back.
+grpc::ByteBuffer EncodeMessage(const google::protobuf::MessageLite& message);
+bool DecodeMessage(const grpc::ByteBuffer& buffer, google::protobuf::MessageLite* message);
+
+}  // namespace sluice
+
+#endif  // SLUICE_COMMON_FRAME_H_

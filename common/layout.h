@@ -1,0 +1,95 @@
+// What follows from a plan: chunk table, shards, contributors, data slots. Pure functions; every node computes the same.
+#ifndef SLUICE_COMMON_LAYOUT_H_
+#define SLUICE_COMMON_LAYOUT_H_
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/model_layout.h"
+#include "sluice/v1/plan.pb.h"
+
+namespace sluice {
+
+struct Range {
+  uint64_t begin = 0, end = 0;  // elements [begin, end)
+  uint64_t size() const { return end - begin; }
+  bool operator==(const Range&) const = default;
+};
+
+// clamp(P/32, 16384, 262144), rounded up to a multiple of 4096.
+uint64_t DefaultChunkElements(uint64_t parameters);
+// Elements of a norm block: DefaultChunkElements(P), whatever chunk size is forced.
+uint64_t NormBlockElements(uint64_t parameters);
+// K = min(stripes, max(16, 8 * servers)), at least 1.
+uint32_t ShardCount(uint64_t parameters, uint64_t chunk_elements, uint32_t servers_at_start);
+// Slots [begin, end) of a round's batch that replica d of `replicas` computes: contiguous, in order, maybe empty.
+Range ReplicaSlots(uint64_t batch, uint32_t d, uint32_t replicas);
+// The same for microbatch m of `microbatches` within a replica's slots.
+Range MicrobatchSlots(Range replica, uint32_t m, uint32_t microbatches);
+// Of all fields but `hash`, deterministic serialization (FNV-1a 64).
+uint64_t PlanHash(const v1::Plan& plan);
+
+// Chunks of a space of P elements; chunk i = stripe i = elements [i*C, min(P, (i+1)*C)); shard of chunk i = i mod K.
+// Constant after construction; thread-safe.
+class ChunkTable {
+ public:
+  ChunkTable(uint64_t parameters, uint64_t chunk_elements, uint32_t shards)
+      : parameters_(parameters), chunk_(chunk_elements), shards_(shards) {}
+
+  uint64_t chunks() const { return (parameters_ + chunk_ - 1) / chunk_; }
+  uint32_t shards() const { return shards_; }
+  uint64_t parameters() const { return parameters_; }
+  Range range(uint64_t chunk) const { return {chunk * chunk_, std::min(parameters_, (chunk + 1) * chunk_)}; }
+  uint32_t shard(uint64_t chunk) const { return static_cast<uint32_t>(chunk % shards_); }
+  uint64_t chunk_at(uint64_t element) const { return element / chunk_; }
+  uint64_t chunks_of(uint32_t shard) const { return chunks() / shards_ + (shard < chunks() % shards_ ? 1 : 0); }
+
+ private:
+  uint64_t parameters_, chunk_;
+  uint32_t shards_;
+};
+
+// A plan with what follows from it. Constant after construction; thread-safe; shared.
+class Layout {
+ public:
+  // Checks the plan (hash, ranks, chains) and builds its parameter space. INVALID_ARGUMENT says what is wrong.
+  static absl::StatusOr<std::shared_ptr<const Layout>> Make(v1::Plan plan);
+
+  const v1::Plan& plan() const { return plan_; }
+  const ParameterSpace& space() const { return space_; }
+  const ChunkTable& table() const { return table_; }
+  uint64_t generation() const { return plan_.generation(); }
+  uint64_t rounds() const { return plan_.spec().train().rounds(); }
+
+  uint32_t contributors() const { return static_cast<uint32_t>(plan_.ranks_size()); }  // for every chunk, as yet
+  uint32_t replicas() const { return plan_.spec().parallel().data(); }
+
+  // Index in plan().ranks of this node (name and incarnation), or -1.
+  int RankOf(const v1::NodeId& node) const;
+  // Whether this node (name and incarnation) is a member of the shard's chain; primary: the first; tail: the last.
+  bool IsMember(uint32_t shard, const v1::NodeId& node) const;
+  const v1::Member& primary(uint32_t shard) const { return plan_.chains(shard).members(0); }
+  const v1::Member& tail(uint32_t shard) const {
+    return plan_.chains(shard).members(plan_.chains(shard).members_size() - 1);
+  }
+  // Whether the version is written as a checkpoint by the spec: every `checkpoint.every_rounds`, and the last one.
+  bool CheckpointAt(uint64_t version) const;
+  // Whether the version is evaluated by the spec: every `train.eval_every` > 0 rounds, and the last one.
+  bool EvaluateAt(uint64_t version) const;
+
+ private:
+  Layout(v1::Plan plan, ParameterSpace space);
+
+  const v1::Plan plan_;
+  const ParameterSpace space_;
+  const ChunkTable table_;
+};
+
+bool SameNode(const v1::NodeId& a, const v1::NodeId& b);
+
+}  // namespace sluice
+
+#endif  // SLUICE_COMMON_LAYOUT_H_

@@ -1,0 +1,53 @@
+// Server arithmetic: the same bits on every x86-64 machine.
+//
+// Kernels are compiled for several dispatch targets (x86-64-v2, v3, v4) with -ffp-contract=off, no explicit FMA, no
+// reciprocal approximations and reductions of a fixed virtual width; tests run every target that the machine has and
+// compare hashes. Pure, thread-safe, never allocate. Buffers need no alignment and must not overlap unless said.
+#ifndef SLUICE_COMMON_OPTIMIZER_H_
+#define SLUICE_COMMON_OPTIMIZER_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "sluice/v1/job.pb.h"
+
+namespace sluice {
+
+// Update rule with its constants for one round, in the precision of the kernels.
+struct UpdateRule {
+  enum Kind { kSgd, kMomentum, kAdam, kAdamW };
+  Kind kind = kSgd;
+  float learning_rate = 0;
+  float momentum = 0;
+  float beta1 = 0, beta2 = 0, epsilon = 0, weight_decay = 0;
+  float bias1 = 1, bias2_sqrt = 1;  // 1 - beta1^t, sqrt(1 - beta2^t), t = round + 1
+};
+
+// Number of slots beside the value (0, 1, 2).
+int SlotCount(UpdateRule::Kind kind);
+// Pure; round from 0.
+UpdateRule MakeUpdateRule(const v1::OptimizerSpec& optimizer, uint64_t round, uint64_t rounds);
+
+// new_value[i] = rule(value[i], gradient_sum[i] * gradient_scale, slots), slots updated in place; `decay` false: weight
+// decay is left out. new_value may be value. PyTorch's update rules (torch.optim.SGD, Adam, AdamW).
+void ApplyUpdate(const UpdateRule& rule, bool decay, float gradient_scale, const float* gradient_sum, const float* value,
+                 float* new_value, float* slot0, float* slot1, size_t n);
+
+// out[i] = a[i] + b[i]; out may be a or b. Returns whether a and b hold finite values only (bit 0: a, bit 1: b set when
+// NOT finite).
+int AddAndCheck(const void* a, const void* b, float* out, size_t n);
+// Whether all n values at x (unaligned) are finite.
+bool AllFinite(const void* x, size_t n);
+// Sum of squares in float64, 16 virtual lanes added at the end in a fixed order. One norm block or a part whose elements
+// start at index `phase` of the block... only whole blocks keep their bits: callers pass whole blocks.
+double SumOfSquares(const float* x, size_t n);
+
+// Dispatch: names of the targets that this machine can run, best last; forcing one is for tests (global, not thread-safe).
+std::vector<std::string> DispatchTargets();
+void ForceDispatchTarget(const std::string& name);  // "" = best
+
+}  // namespace sluice
+
+#endif  // SLUICE_COMMON_OPTIMIZER_H_

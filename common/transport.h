@@ -1,0 +1,65 @@
+// The seam between nodes: ordered, reliable, bidirectional byte-message streams that can break at any time.
+//
+// Three planes use it: Session (node - scheduler), ParameterService.Stream (worker - server), ShardService.Stream (server -
+// server). common/grpc_transport.h carries them over gRPC (HTTP/2 on a socket); common/inprocess_transport.h inside one
+// process with seeded delays, breaks and partitions. A message is a grpc::ByteBuffer that holds one protobuf message.
+#ifndef SLUICE_COMMON_TRANSPORT_H_
+#define SLUICE_COMMON_TRANSPORT_H_
+
+#include <grpcpp/support/byte_buffer.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+
+namespace sluice {
+
+enum class Plane { kSession, kParameter, kShard };
+
+// Receives a stream's events, one at a time, in order, on a thread of the transport. Must not block for long: reading the
+// next message starts only after OnMessage has returned and the message's buffer was moved on, which is the back-pressure.
+class StreamHandler {
+ public:
+  virtual ~StreamHandler() = default;
+  virtual void OnMessage(grpc::ByteBuffer message) = 0;
+  // Last event. OK: the other end closed in order. Otherwise the most specific code. May come inside Close().
+  virtual void OnClosed(const absl::Status& status) = 0;
+};
+
+// One end of a stream. Thread-safe. Dropping the last reference closes it.
+class ByteStream {
+ public:
+  virtual ~ByteStream() = default;
+  // Queues a message; never blocks. Slices are borrowed until they are written. Dropped silently once the stream broke.
+  virtual void Write(grpc::ByteBuffer message) = 0;
+  // Bytes queued and not yet handed to the transport: for windows.
+  virtual size_t queued_bytes() const = 0;
+  // Ends the stream; on an accepting end `status` reaches the peer.
+  virtual void Close(const absl::Status& status) = 0;
+};
+
+// Makes a handler for an accepted stream. `stream` outlives the handler's OnClosed. `peer` is for messages to people.
+// UNAVAILABLE etc. refuses it.
+using Acceptor =
+    std::function<std::shared_ptr<StreamHandler>(std::shared_ptr<ByteStream> stream, const std::string& peer)>;
+
+class Transport {
+ public:
+  virtual ~Transport() = default;
+  // Opens a stream; failure to connect arrives as OnClosed(UNAVAILABLE). The transport keeps the handler alive until then.
+  virtual std::shared_ptr<ByteStream> Open(const std::string& address, Plane plane,
+                                           std::shared_ptr<StreamHandler> handler) = 0;
+};
+
+// What accepts streams at one address.
+class Listener {
+ public:
+  virtual ~Listener() = default;
+  virtual const std::string& address() const = 0;  // HOST:PORT that others reach it by
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_COMMON_TRANSPORT_H_

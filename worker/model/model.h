@@ -1,0 +1,61 @@
+// A model on one rank: forward, backward, evaluation over a Backend. Knows nothing of servers or rounds.
+#ifndef SLUICE_WORKER_MODEL_MODEL_H_
+#define SLUICE_WORKER_MODEL_MODEL_H_
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/layout.h"
+#include "common/model_layout.h"
+#include "sluice/v1/job.pb.h"
+#include "worker/backend/backend.h"
+#include "worker/data/dataset.h"
+
+namespace sluice {
+
+struct LossSum {
+  double loss = 0;     // sum over targets, nats
+  double count = 0;    // targets
+  double correct = 0;  // argmax equals the target
+};
+
+// Elements of the space whose gradient is final for this round; the values are in the gradient buffer's host image
+// (see Model::gradients) when it is called.
+using GradientSink = std::function<void(Range)>;
+
+// Not thread-safe; one thread drives it. Parameters and gradients are float32 over the whole space [0, P).
+class Model {
+ public:
+  virtual ~Model() = default;
+  virtual const ParameterSpace& space() const = 0;
+
+  // Host images of parameters and gradients, P floats each, 64-byte aligned, allocated by the model (pinned where the
+  // backend can; the very memory that kernels use where the backend computes in host memory).
+  // The owner writes parameters between rounds and announces what it wrote with ParametersChanged.
+  virtual float* parameters() = 0;
+  virtual const float* gradients() const = 0;
+  // Keeps the gradients' memory alive for a transport that still holds slices of it.
+  virtual std::shared_ptr<const void> gradient_owner() const = 0;
+  // Elements of parameters() were replaced since the last call: brought to the device before the next use.
+  virtual void ParametersChanged(Range range) = 0;
+
+  // Gradients of the *sum* of the losses of all microbatches, in order, accumulated; `ready` is called in backward order as
+  // soon as a range is final (during the last microbatch). With no target at all: loss 0, gradients untouched, `ready` not
+  // called. CANCELLED as soon as *cancel is seen (checked between layers).
+  virtual absl::StatusOr<LossSum> ForwardBackward(const std::vector<Batch>& microbatches, const GradientSink& ready,
+                                                  const std::atomic<bool>* cancel) = 0;
+  virtual absl::StatusOr<LossSum> Evaluate(const Batch& batch, const std::atomic<bool>* cancel) = 0;
+  // Token models: logits of the last position, [vocabulary]. UNIMPLEMENTED for others.
+  virtual absl::StatusOr<std::vector<float>> NextLogits(const std::vector<int32_t>& tokens) = 0;
+};
+
+// The backend must outlive the model.
+absl::StatusOr<std::unique_ptr<Model>> MakeModel(const v1::ModelSpec& spec, Backend* backend);
+
+}  // namespace sluice
+
+#endif  // SLUICE_WORKER_MODEL_MODEL_H_
