@@ -1,8 +1,9 @@
 // The seam between nodes: ordered, reliable, bidirectional byte-message streams that can break at any time.
 //
-// Three planes use it: Session (node - scheduler), ParameterService.Stream (worker - server), ShardService.Stream (server -
-// server). common/grpc_transport.h carries them over gRPC (HTTP/2 on a socket); common/inprocess_transport.h inside one
-// process with seeded delays, breaks and partitions. A message is a grpc::ByteBuffer that holds one protobuf message.
+// Three planes use it: Session (node - scheduler), ParameterService.Stream (worker - server), ShardService.Stream
+// (server - server). common/grpc_transport.h carries them over gRPC (HTTP/2 on a socket); common/inprocess_transport.h
+// inside one process with seeded delays, breaks and partitions. A message is a grpc::ByteBuffer that holds one protobuf
+// message.
 #ifndef SLUICE_COMMON_TRANSPORT_H_
 #define SLUICE_COMMON_TRANSPORT_H_
 
@@ -18,13 +19,16 @@ namespace sluice {
 
 enum class Plane { kSession, kParameter, kShard };
 
-// Receives a stream's events, one at a time, in order, on a thread of the transport. Must not block for long: reading the
-// next message starts only after OnMessage has returned and the message's buffer was moved on, which is the back-pressure.
+// Receives a stream's events, one at a time, in order, on a thread of the transport. Must not block for long: reading
+// the next message starts only after OnMessage has returned and the message's buffer was moved on, which is the
+// back-pressure.
 class StreamHandler {
  public:
   virtual ~StreamHandler() = default;
   virtual void OnMessage(grpc::ByteBuffer message) = 0;
-  // Last event. OK: the other end closed in order. Otherwise the most specific code. May come inside Close().
+  // Last event, exactly once, also after an own Close() (then with its status). OK: the other end closed in order.
+  // UNAVAILABLE: the peer died, cannot be reached, or the opening peer closed with an error. Otherwise what the
+  // accepting peer closed with. Never comes inside Close() or Write(), so locks may be held there.
   virtual void OnClosed(const absl::Status& status) = 0;
 };
 
@@ -36,19 +40,22 @@ class ByteStream {
   virtual void Write(grpc::ByteBuffer message) = 0;
   // Bytes queued and not yet handed to the transport: for windows.
   virtual size_t queued_bytes() const = 0;
-  // Ends the stream; on an accepting end `status` reaches the peer.
+  // Ends the stream; idempotent, allowed inside a callback. On an accepting end messages already written are sent first
+  // and `status` reaches the peer. On an opening end OK does the same, an error cuts the stream at once. What the peer
+  // sent and was not yet given to OnMessage is dropped; the handler gets OnClosed(status).
   virtual void Close(const absl::Status& status) = 0;
 };
 
 // Makes a handler for an accepted stream. `stream` outlives the handler's OnClosed. `peer` is for messages to people.
-// UNAVAILABLE etc. refuses it.
+// Returning null refuses the stream with the status it was closed with, or UNAVAILABLE. May write to and close it.
 using Acceptor =
     std::function<std::shared_ptr<StreamHandler>(std::shared_ptr<ByteStream> stream, const std::string& peer)>;
 
 class Transport {
  public:
   virtual ~Transport() = default;
-  // Opens a stream; failure to connect arrives as OnClosed(UNAVAILABLE). The transport keeps the handler alive until then.
+  // Opens a stream; failure to connect arrives as OnClosed(UNAVAILABLE). The transport keeps the handler alive until
+  // then.
   virtual std::shared_ptr<ByteStream> Open(const std::string& address, Plane plane,
                                            std::shared_ptr<StreamHandler> handler) = 0;
 };
