@@ -22,12 +22,15 @@ struct UpdateRule {
   float learning_rate = 0;
   float momentum = 0;
   float beta1 = 0, beta2 = 0, epsilon = 0, weight_decay = 0;
+  float rest1 = 1, rest2 = 1;       // 1 - beta1, 1 - beta2, rounded from double (1 - 0.999f is 1e-5 off)
   float bias1 = 1, bias2_sqrt = 1;  // 1 - beta1^t, sqrt(1 - beta2^t), t = round + 1
 };
 
 // Number of slots beside the value (0, 1, 2).
 int SlotCount(UpdateRule::Kind kind);
-// Pure; round from 0.
+// The learning rate of a round (from 0) by the schedule; `rounds`: train.rounds. Pure.
+double LearningRate(const v1::OptimizerSpec& optimizer, uint64_t round, uint64_t rounds);
+// Pure; round from 0. Fields left out of the spec take the defaults of job.proto.
 UpdateRule MakeUpdateRule(const v1::OptimizerSpec& optimizer, uint64_t round, uint64_t rounds);
 
 // new_value[i] = rule(value[i], gradient_sum[i] * gradient_scale, slots), slots updated in place; `decay` false: weight
@@ -40,8 +43,8 @@ void ApplyUpdate(const UpdateRule& rule, bool decay, float gradient_scale, const
 int AddAndCheck(const void* a, const void* b, float* out, size_t n);
 // Whether all n values at x (unaligned) are finite.
 bool AllFinite(const void* x, size_t n);
-// Sum of squares in float64, 16 virtual lanes added at the end in a fixed order. One norm block or a part whose elements
-// start at index `phase` of the block... only whole blocks keep their bits: callers pass whole blocks.
+// Sum of squares in float64: element i goes to lane i % 16, the lanes are added at the end in a fixed order. The bits
+// depend on where a range begins and ends: callers pass whole norm blocks.
 double SumOfSquares(const float* x, size_t n);
 
 // Dispatch: names of the targets that this machine can run, best last; forcing one is for tests (global, not thread-safe).
