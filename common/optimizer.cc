@@ -99,8 +99,8 @@ UpdateRule MakeUpdateRule(const v1::OptimizerSpec& optimizer, uint64_t round, ui
   return rule;
 }
 
-void ApplyUpdate(const UpdateRule& rule, bool decay, float gradient_scale, const float* gradient_sum, const float* value,
-                 float* new_value, float* slot0, float* slot1, size_t n) {
+void ApplyUpdate(const UpdateRule& rule, bool decay, float gradient_scale, const float* gradient_sum,
+                 const float* value, float* new_value, float* slot0, float* slot1, size_t n) {
   kernels::UpdateConstants c;
   c.scale = gradient_scale;
   c.step = rule.learning_rate;

@@ -35,8 +35,8 @@ UpdateRule MakeUpdateRule(const v1::OptimizerSpec& optimizer, uint64_t round, ui
 
 // new_value[i] = rule(value[i], gradient_sum[i] * gradient_scale, slots), slots updated in place; `decay` false: weight
 // decay is left out. new_value may be value. PyTorch's update rules (torch.optim.SGD, Adam, AdamW).
-void ApplyUpdate(const UpdateRule& rule, bool decay, float gradient_scale, const float* gradient_sum, const float* value,
-                 float* new_value, float* slot0, float* slot1, size_t n);
+void ApplyUpdate(const UpdateRule& rule, bool decay, float gradient_scale, const float* gradient_sum,
+                 const float* value, float* new_value, float* slot0, float* slot1, size_t n);
 
 // out[i] = a[i] + b[i]; out may be a or b. Returns whether a and b hold finite values only (bit 0: a, bit 1: b set when
 // NOT finite).
@@ -47,7 +47,8 @@ bool AllFinite(const void* x, size_t n);
 // depend on where a range begins and ends: callers pass whole norm blocks.
 double SumOfSquares(const float* x, size_t n);
 
-// Dispatch: names of the targets that this machine can run, best last; forcing one is for tests (global, not thread-safe).
+// Dispatch: names of the targets that this machine can run, best last; forcing one is for tests (global, not
+// thread-safe).
 std::vector<std::string> DispatchTargets();
 void ForceDispatchTarget(const std::string& name);  // "" = best
 

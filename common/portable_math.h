@@ -1,5 +1,5 @@
-// Elementary functions with the same bits on every x86-64 machine. The C library's differ: it chooses variants with fused
-// multiply-add at run time. Plain double arithmetic without contraction, errors of a few units in the last place.
+// Elementary functions with the same bits on every x86-64 machine. The C library's differ: it chooses variants with
+// fused multiply-add at run time. Plain double arithmetic without contraction, errors of a few units in the last place.
 // Pure, thread-safe.
 #ifndef SLUICE_COMMON_PORTABLE_MATH_H_
 #define SLUICE_COMMON_PORTABLE_MATH_H_
