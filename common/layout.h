@@ -1,7 +1,9 @@
-// What follows from a plan: chunk table, shards, contributors, data slots. Pure functions; every node computes the same.
+// What follows from a plan: chunk table, shards, contributors, data slots. Pure functions; every node computes the
+// same.
 #ifndef SLUICE_COMMON_LAYOUT_H_
 #define SLUICE_COMMON_LAYOUT_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <utility>

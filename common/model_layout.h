@@ -1,8 +1,8 @@
 // From a model's spec to its parameter space: all tensors laid end to end, element indices [0, P).
 //
-// Order and offsets follow from the model alone, never from degrees or servers; docs/parameter_space.md states them as a
-// file format. Every tensor is stored so that tensor parallelism cuts it along its outermost dimension; within a layer
-// all uncut tensors come first.
+// Order and offsets follow from the model alone, never from degrees or servers; docs/parameter_space.md states them as
+// a file format. Every tensor is stored so that tensor parallelism cuts it along its outermost dimension; within a
+// layer all uncut tensors come first.
 #ifndef SLUICE_COMMON_MODEL_LAYOUT_H_
 #define SLUICE_COMMON_MODEL_LAYOUT_H_
 
@@ -26,7 +26,7 @@ struct Tensor {
   std::vector<uint64_t> shape;  // outermost first, row-major
   uint64_t offset = 0;          // first element in the space
   uint64_t elements = 0;
-  bool cut = false;             // along shape[0] by tensor parallelism
+  bool cut = false;  // along shape[0] by tensor parallelism
   Initializer init;
 
   bool decays() const { return shape.size() >= 2; }  // weight decay applies
@@ -46,6 +46,7 @@ class ParameterSpace {
 
  private:
   std::vector<Tensor> tensors_;
+  std::vector<size_t> by_name_;  // indices into tensors_
   uint64_t size_ = 0;
 };
 
@@ -53,7 +54,7 @@ class ParameterSpace {
 // ln_2.weight, ln_2.bias, attn.proj.bias [C], mlp.proj.bias [C]; then the cut ones attn.q.weight [C, C] (out, in),
 // attn.k.weight, attn.v.weight, attn.q.bias [C], attn.k.bias, attn.v.bias, attn.proj.weight [C, C] (in, out),
 // mlp.fc.weight [4C, C] (out, in), mlp.fc.bias [4C], mlp.proj.weight [4C, C] (in, out); last ln_f.weight, ln_f.bias.
-// MLP: per layer i, prefix "layer.i.": bias [out], weight [out, in].
+// MLP: per layer i, prefix "layer.i.": bias [out], weight [out, in] (cut).
 // Errors: INVALID_ARGUMENT where the spec's sizes are missing or the number of elements exceeds 2^62.
 absl::StatusOr<ParameterSpace> MakeParameterSpace(const v1::ModelSpec& model);
 

@@ -1,0 +1,189 @@
+#include "common/layout.h"
+
+#include <google/protobuf/io/coded_stream.h>
+#include <google/protobuf/io/zero_copy_stream_impl_lite.h>
+
+#include <set>
+#include <string>
+#include <string_view>
+#include <tuple>
+
+#include "absl/strings/str_cat.h"
+#include "common/job_spec.h"
+#include "common/status_macros.h"
+
+namespace sluice {
+namespace {
+
+template <typename... Args>
+absl::Status Wrong(const Args&... args) {
+  return absl::InvalidArgumentError(absl::StrCat("plan: ", args...));
+}
+
+std::string NodeText(const v1::NodeId& node) { return absl::StrCat(node.name(), " (life ", node.incarnation(), ")"); }
+
+// Part `i` of `parts` of the range: contiguous, in order, sizes that differ by at most one (the first ones are larger).
+Range Part(Range whole, uint64_t i, uint64_t parts) {
+  parts = std::max<uint64_t>(parts, 1);
+  i = std::min(i, parts);
+  const uint64_t each = whole.size() / parts, rest = whole.size() % parts;
+  const uint64_t begin = whole.begin + each * i + std::min(i, rest);
+  return {begin, begin + (i < parts ? each + (i < rest ? 1 : 0) : 0)};
+}
+
+absl::Status CheckRanks(const v1::Plan& plan) {
+  const v1::ParallelSpec& degrees = plan.spec().parallel();
+  const uint64_t stages = uint64_t{degrees.data()} * degrees.pipeline();  // < 2^64
+  uint64_t expected = 0;
+  if (__builtin_mul_overflow(stages, uint64_t{degrees.tensor()}, &expected) || expected == 0 ||
+      expected != static_cast<uint64_t>(plan.ranks_size())) {
+    return Wrong("expected data ", degrees.data(), " x pipeline ", degrees.pipeline(), " x tensor ", degrees.tensor(),
+                 " ranks, found ", plan.ranks_size());
+  }
+  std::set<std::tuple<uint32_t, uint32_t, uint32_t>> coordinates;
+  std::set<std::pair<std::string_view, uint64_t>> nodes;
+  for (int i = 0; i < plan.ranks_size(); ++i) {
+    const v1::Rank& rank = plan.ranks(i);
+    if (rank.data() >= degrees.data() || rank.pipeline() >= degrees.pipeline() || rank.tensor() >= degrees.tensor()) {
+      return Wrong("rank ", i, " has coordinates (", rank.data(), ", ", rank.pipeline(), ", ", rank.tensor(),
+                   ") outside the mesh");
+    }
+    if (!coordinates.emplace(rank.data(), rank.pipeline(), rank.tensor()).second) {
+      return Wrong("rank ", i, " repeats the coordinates (", rank.data(), ", ", rank.pipeline(), ", ", rank.tensor(),
+                   ")");
+    }
+    if (!nodes.emplace(rank.node().name(), rank.node().incarnation()).second) {
+      return Wrong("rank ", i, " is given to node ", NodeText(rank.node()), ", which holds another rank");
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckChains(const v1::Plan& plan) {
+  if (plan.shards() == 0 || plan.shards() != static_cast<uint32_t>(plan.chains_size())) {
+    return Wrong("expected one chain for each of at least 1 shards, found ", plan.shards(), " shards and ",
+                 plan.chains_size(), " chains");
+  }
+  for (int shard = 0; shard < plan.chains_size(); ++shard) {
+    const v1::Chain& chain = plan.chains(shard);
+    if (chain.members_size() == 0) return Wrong("the chain of shard ", shard, " has no member");
+    std::set<std::pair<std::string_view, uint64_t>> nodes;
+    for (const v1::Member& member : chain.members()) {
+      if (!nodes.emplace(member.node().name(), member.node().incarnation()).second) {
+        return Wrong("node ", NodeText(member.node()), " is twice in the chain of shard ", shard);
+      }
+      if (member.since() > plan.generation()) {
+        return Wrong("node ", NodeText(member.node()), " is in the chain of shard ", shard, " since generation ",
+                     member.since(), ", later than the plan's ", plan.generation());
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckPlan(const v1::Plan& plan) {
+  if (const uint64_t hash = PlanHash(plan); hash != plan.hash()) {
+    return Wrong("its hash is ", absl::Hex(plan.hash(), absl::kZeroPad16), " but its contents hash to ",
+                 absl::Hex(hash, absl::kZeroPad16), "; both ends must run the same build");
+  }
+  if (plan.generation() == 0) return Wrong("generation is 0; they count from 1");
+  if (plan.timeline() == 0 || plan.timeline() > plan.generation()) {
+    return Wrong("timeline is ", plan.timeline(), ", expected 1 to the generation, ", plan.generation());
+  }
+  if (plan.space() != 0) return Wrong("space is ", plan.space(), "; this version knows space 0");
+  if (plan.start() > plan.spec().train().rounds()) {
+    return Wrong("start is version ", plan.start(), ", later than the job's last, ", plan.spec().train().rounds());
+  }
+  if (plan.has_verdict() && plan.verdict().round() != plan.start()) {
+    return Wrong("it carries a verdict of round ", plan.verdict().round(), ", expected one of its start, ",
+                 plan.start());
+  }
+  if (plan.chunk_elements() == 0 || plan.chunk_elements() > uint64_t{1} << 62) {
+    return Wrong("chunk_elements is ", plan.chunk_elements(), ", expected 1 to 2^62");
+  }
+  if (plan.norm_block() == 0) return Wrong("norm_block is 0");
+  if (plan.discipline() != v1::Plan::VERDICT && plan.discipline() != v1::Plan::STREAM) {
+    return Wrong("discipline is ", static_cast<int>(plan.discipline()), ", expected VERDICT or STREAM");
+  }
+  if (plan.discipline() == v1::Plan::STREAM && NeedsVerdict(plan.spec())) {
+    return Wrong("discipline is STREAM, but clipping or nonfinite: SKIP_ROUND needs VERDICT");
+  }
+  RETURN_IF_ERROR(CheckRanks(plan));
+  return CheckChains(plan);
+}
+
+}  // namespace
+
+uint64_t DefaultChunkElements(uint64_t parameters) {
+  constexpr uint64_t kStep = 4096;
+  const uint64_t wanted = std::clamp<uint64_t>(parameters / 32, 16384, 262144);
+  return (wanted + kStep - 1) / kStep * kStep;
+}
+
+uint64_t NormBlockElements(uint64_t parameters) { return DefaultChunkElements(parameters); }
+
+uint32_t ShardCount(uint64_t parameters, uint64_t chunk_elements, uint32_t servers_at_start) {
+  const uint64_t stripes = ChunkTable(parameters, chunk_elements, 1).chunks();
+  const uint64_t wanted = std::min<uint64_t>(stripes, std::max<uint64_t>(16, uint64_t{8} * servers_at_start));
+  return static_cast<uint32_t>(std::clamp<uint64_t>(wanted, 1, UINT32_MAX));
+}
+
+Range ReplicaSlots(uint64_t batch, uint32_t d, uint32_t replicas) { return Part({0, batch}, d, replicas); }
+
+Range MicrobatchSlots(Range replica, uint32_t m, uint32_t microbatches) { return Part(replica, m, microbatches); }
+
+uint64_t PlanHash(const v1::Plan& plan) {
+  v1::Plan hashed = plan;
+  hashed.clear_hash();
+  std::string bytes;
+  {
+    google::protobuf::io::StringOutputStream sink(&bytes);
+    google::protobuf::io::CodedOutputStream coded(&sink);
+    coded.SetSerializationDeterministic(true);
+    hashed.SerializeToCodedStream(&coded);
+  }
+  uint64_t hash = 0xcbf29ce484222325;
+  for (const char byte : bytes) hash = (hash ^ static_cast<uint8_t>(byte)) * 0x100000001b3;
+  return hash;
+}
+
+absl::StatusOr<std::shared_ptr<const Layout>> Layout::Make(v1::Plan plan) {
+  RETURN_IF_ERROR(CheckPlan(plan));
+  absl::StatusOr<ParameterSpace> space = MakeParameterSpace(plan.spec().model());
+  if (!space.ok()) return Annotate(space.status(), "plan");
+  return std::shared_ptr<const Layout>(new Layout(std::move(plan), *std::move(space)));
+}
+
+Layout::Layout(v1::Plan plan, ParameterSpace space)
+    : plan_(std::move(plan)), space_(std::move(space)), table_(space_.size(), plan_.chunk_elements(), plan_.shards()) {}
+
+int Layout::RankOf(const v1::NodeId& node) const {
+  for (int i = 0; i < plan_.ranks_size(); ++i) {
+    if (SameNode(plan_.ranks(i).node(), node)) return i;
+  }
+  return -1;
+}
+
+bool Layout::IsMember(uint32_t shard, const v1::NodeId& node) const {
+  if (shard >= static_cast<uint32_t>(plan_.chains_size())) return false;
+  for (const v1::Member& member : plan_.chains(static_cast<int>(shard)).members()) {
+    if (SameNode(member.node(), node)) return true;
+  }
+  return false;
+}
+
+bool Layout::CheckpointAt(uint64_t version) const {
+  const uint64_t every = plan_.spec().checkpoint().every_rounds();
+  return version > 0 && (version == rounds() || (every > 0 && version % every == 0));
+}
+
+bool Layout::EvaluateAt(uint64_t version) const {
+  const uint64_t every = plan_.spec().train().eval_every();
+  return version > 0 && (version == rounds() || (every > 0 && version % every == 0));
+}
+
+bool SameNode(const v1::NodeId& a, const v1::NodeId& b) {
+  return a.incarnation() == b.incarnation() && a.name() == b.name();
+}
+
+}  // namespace sluice
