@@ -1,0 +1,164 @@
+// The rounds of one rank as a state machine: no threads, clock, gRPC or memory. Events go in as method calls, what is
+// to be done comes out through RoundActions. docs/protocol.md states the rules; WorkerJob (worker_job.h) is the shell
+// that runs it in a process, the simulation runs the same code with hashes as values.
+//
+//   plan -> [stop what is under way] -> streams, subscribe -> every chunk at version r in place
+//        -> evaluate r, where it is due -> compute round r: gradients become ready, are pushed -> report
+//        -> commits of r+1 arrive, are put in place -> round r+1 ... until version `rounds`; then stay until the job
+//        ends.
+//
+// A commit of r+1 may replace a chunk's parameters as soon as this rank has issued its own push of that chunk for round
+// r (its backward is past them); until then the value is kept. Contributions are pushed again on every opening of a
+// stream until their commit is seen. A new generation drops everything of the open round and starts from plan.start,
+// but nothing of it is subscribed or installed before the computing under way has stopped and installs handed out have
+// been made: parameters of two generations never meet in one buffer.
+#ifndef SLUICE_WORKER_ROUND_CORE_H_
+#define SLUICE_WORKER_ROUND_CORE_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/layout.h"
+#include "common/protocol_rules.h"
+#include "sluice/v1/parameter.pb.h"
+
+namespace sluice {
+
+// A chunk's value as it came from a server; the core never looks into it.
+class CommitValue {
+ public:
+  virtual ~CommitValue() = default;
+};
+
+// A server that this rank has a stream to: primary or tail of some shard.
+struct ServerEnd {
+  v1::NodeId node;
+  std::string address;
+};
+
+// What comes out. Calls are made inside the core's event methods, in the order in which they must take effect; an
+// action must not call back into the core (answers are later events).
+class RoundActions {
+ public:
+  virtual ~RoundActions() = default;
+
+  // Keep a stream to each server open until CloseStreams, reopening it when it breaks. Every opening is told by
+  // OnStreamUp, every break by OnStreamDown. `server` below is an index into `servers`.
+  virtual void OpenStreams(const std::shared_ptr<const Layout>& layout, const std::vector<ServerEnd>& servers) = 0;
+  virtual void CloseStreams() = 0;
+
+  // On an open stream only.
+  virtual void Subscribe(size_t server, const v1::Subscribe& subscribe) = 0;
+  // The contribution to header.chunk; header.elements 0: an empty one. It must stay readable until its commit is seen
+  // or the generation ends, that is, until the next StartCompute.
+  virtual void Push(size_t server, const v1::ChunkHeader& header) = 0;
+  virtual void Report(size_t server, const v1::RoundReport& report) = 0;
+
+  // Put the value in place as `version` of the chunk, then OnInstalled with the same arguments, whatever happens in
+  // between.
+  virtual void Install(uint64_t generation, uint64_t chunk, uint64_t version,
+                       std::shared_ptr<const CommitValue> value) = 0;
+
+  // One piece of work at a time; each ends with exactly one of OnComputed, OnEvaluated, OnStopped.
+  virtual void StartCompute(uint64_t generation, uint64_t round) = 0;
+  virtual void StartEvaluation(uint64_t generation, uint64_t version) = 0;
+  // The work under way is not wanted any more: it ends soon, by OnStopped or as it would have.
+  virtual void CancelWork() = 0;
+};
+
+// Sums of one piece of work.
+struct WorkSum {
+  double loss = 0;
+  double count = 0;
+  double correct = 0;
+  double seconds = 0;
+};
+
+// Not thread-safe.
+class RoundCore {
+ public:
+  enum class Phase { kIdle, kStopping, kPulling, kEvaluating, kComputing, kFinished, kEnded };
+
+  RoundCore(const ProtocolRules& rules, RoundActions* actions);
+
+  // ------------------------------------------------------------------ events
+  // A plan that names this node as rank `rank`. One that is not newer than the present one is ignored.
+  void OnPlan(std::shared_ptr<const Layout> layout, uint32_t rank);
+  void OnStreamUp(uint64_t generation, size_t server);
+  void OnStreamDown(uint64_t generation, size_t server);
+  // Version header.round of a chunk. Of another generation, or one seen already: dropped, OK. INVALID_ARGUMENT or
+  // OUT_OF_RANGE: outside the plan or of the protocol; nothing changed, the stream should be closed.
+  absl::Status OnCommit(const v1::ChunkHeader& header, std::shared_ptr<const CommitValue> value);
+  void OnInstalled(uint64_t generation, uint64_t chunk, uint64_t version);
+  // The round's samples of this replica hold `count` targets; before the first OnGradientReady. With 0 the empty
+  // contributions leave at once and no gradient is expected.
+  void OnBatch(uint64_t generation, uint64_t round, double count);
+  // These elements of the gradient are final. Ranges of a round are disjoint and cover the space by OnComputed.
+  void OnGradientReady(uint64_t generation, uint64_t round, Range range);
+  void OnComputed(uint64_t generation, uint64_t round, const WorkSum& sum);
+  void OnEvaluated(uint64_t generation, uint64_t version, const WorkSum& sum);
+  void OnStopped(uint64_t generation);
+  // The job has ended: streams close, work is cancelled, nothing is started any more.
+  void OnEnd();
+
+  // ------------------------------------------------------------------ state, for shells, tests and messages to people
+  Phase phase() const { return phase_; }
+  uint64_t generation() const { return layout_ ? layout_->generation() : 0; }  // of the newest plan
+  uint64_t round() const { return round_; }                                    // r: the open round
+  const std::shared_ptr<const Layout>& layout() const { return layout_; }
+  uint32_t rank() const { return rank_; }
+  const std::vector<ServerEnd>& servers() const { return servers_; }
+  bool busy() const { return busy_; }  // a piece of work is under way
+  // Version in place, or -1 where none of this generation is.
+  int64_t installed(uint64_t chunk) const { return chunks_[chunk].installed; }
+  // "job kjv-1 generation 2 rank 1: round 17 waits for 3 of 40 chunks at version 18 (chunk 7 from server-1, ...)".
+  std::string Describe() const;
+
+ private:
+  struct Chunk {
+    uint32_t primary = 0, tail = 0;  // indices into servers_
+    int64_t installed = -1;
+    uint64_t want = 0;                        // lowest version not received yet
+    uint64_t unready = 0;                     // elements of the gradient still to come
+    bool pushed = false;                      // own push for round_ was issued
+    std::shared_ptr<const CommitValue> kept;  // version round_ + 1, received before `pushed`
+  };
+
+  void Step();
+  void BeginGeneration();
+  void BeginRound();
+  void Issue(uint64_t chunk);
+  void SendPush(uint64_t chunk);
+  void Keep(v1::RoundReport::Kind kind, uint64_t round, const WorkSum& sum);
+  void HandOut(uint64_t chunk, uint64_t version, std::shared_ptr<const CommitValue> value);
+  // Whether the work that an event speaks of is the one that this generation wants.
+  bool Current(uint64_t generation, uint64_t round, Phase phase) const;
+
+  const ProtocolRules rules_;
+  RoundActions* const actions_;
+
+  std::shared_ptr<const Layout> layout_;
+  uint32_t rank_ = 0;
+  Phase phase_ = Phase::kIdle;
+  uint64_t round_ = 0;
+  bool busy_ = false;        // a piece of work is out
+  uint64_t installing_ = 0;  // installs handed out and not made yet, of any generation
+  bool evaluated_ = false;   // version round_, in this generation
+  bool computed_ = false;    // round round_
+  double count_ = 0;         // targets of round round_
+  uint64_t at_current_ = 0;  // chunks in place at round_ or later
+  uint64_t at_next_ = 0;     // chunks in place at round_ + 1
+
+  std::vector<ServerEnd> servers_;
+  std::vector<bool> up_;  // [servers]
+  uint32_t holder_ = 0;   // the verdict holder's index
+  std::vector<Chunk> chunks_;
+  std::vector<v1::RoundReport> reports_;  // of rounds >= round_ - 1: sent again on every opening of the holder's stream
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_WORKER_ROUND_CORE_H_
