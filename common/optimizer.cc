@@ -1,9 +1,9 @@
 #include "common/optimizer.h"
 
-#include <algorithm>
 #include <atomic>
 #include <cmath>
 
+#include "common/job_spec.h"
 #include "common/optimizer_kernels.h"
 #include "common/portable_math.h"
 
@@ -27,14 +27,6 @@ std::atomic<const Table*>& Chosen() {
 
 const Table& Kernels() { return *Chosen().load(std::memory_order_relaxed); }
 
-double Scheduled(double peak, double final, uint64_t warmup, uint64_t round, uint64_t rounds, bool cosine) {
-  if (round < warmup) return peak * (static_cast<double>(round + 1) / static_cast<double>(warmup + 1));
-  if (round >= rounds) return final;
-  const double progress = static_cast<double>(round - warmup) / static_cast<double>(rounds - warmup);
-  if (!cosine) return peak + (final - peak) * progress;
-  return final + (peak - final) * (0.5 * (1 + PortableSinCos(progress / 2).cos));
-}
-
 // nullptr where the rule is not of Adam's family.
 const v1::AdamSpec* AdamOf(const v1::OptimizerSpec& optimizer) {
   if (optimizer.has_adam()) return &optimizer.adam();
@@ -55,24 +47,6 @@ int SlotCount(UpdateRule::Kind kind) {
       return 2;
   }
   return 0;
-}
-
-double LearningRate(const v1::OptimizerSpec& optimizer, uint64_t round, uint64_t rounds) {
-  const v1::AdamSpec* adam = AdamOf(optimizer);
-  const double peak = adam != nullptr ? adam->learning_rate() : optimizer.sgd().learning_rate();
-  switch (optimizer.schedule().kind_case()) {
-    case v1::ScheduleSpec::kCosine: {
-      const v1::CosineSchedule& s = optimizer.schedule().cosine();
-      return Scheduled(peak, s.final(), s.warmup_rounds(), round, rounds, /*cosine=*/true);
-    }
-    case v1::ScheduleSpec::kLinear: {
-      const v1::LinearSchedule& s = optimizer.schedule().linear();
-      return Scheduled(peak, s.final(), s.warmup_rounds(), round, rounds, /*cosine=*/false);
-    }
-    case v1::ScheduleSpec::KIND_NOT_SET:
-      return peak;
-  }
-  return peak;
 }
 
 UpdateRule MakeUpdateRule(const v1::OptimizerSpec& optimizer, uint64_t round, uint64_t rounds) {

@@ -28,9 +28,8 @@ struct UpdateRule {
 
 // Number of slots beside the value (0, 1, 2).
 int SlotCount(UpdateRule::Kind kind);
-// The learning rate of a round (from 0) by the schedule; `rounds`: train.rounds. Pure.
-double LearningRate(const v1::OptimizerSpec& optimizer, uint64_t round, uint64_t rounds);
-// Pure; round from 0. Fields left out of the spec take the defaults of job.proto.
+// Pure; round from 0, the learning rate by the schedule (common/job_spec.h). Fields left out of the spec take the
+// defaults of job.proto.
 UpdateRule MakeUpdateRule(const v1::OptimizerSpec& optimizer, uint64_t round, uint64_t rounds);
 
 // new_value[i] = rule(value[i], gradient_sum[i] * gradient_scale, slots), slots updated in place; `decay` false: weight

@@ -10,6 +10,7 @@
 #include <numbers>
 #include <random>
 
+#include "common/job_spec.h"
 #include "common/portable_math.h"
 
 namespace sluice {
