@@ -1,9 +1,7 @@
 #include "common/frame.h"
 
 #include <google/protobuf/io/coded_stream.h>
-#include <google/protobuf/wire_format_lite.h>
 #include <grpc/slice.h>
-#include <grpcpp/support/proto_buffer_reader.h>
 
 #include <algorithm>
 #include <cstring>
@@ -18,7 +16,6 @@
 namespace sluice {
 namespace {
 
-using google::protobuf::internal::WireFormatLite;
 using google::protobuf::io::CodedOutputStream;
 
 constexpr uint32_t kPayloadTag = (v1::ChunkFrame::kPayloadFieldNumber << 3) | 2;  // length-delimited
@@ -185,19 +182,13 @@ absl::StatusOr<ParsedFrame> ParseInPlace(const Scan& scan, std::vector<grpc::Sli
   return frame;
 }
 
-absl::StatusOr<ParsedFrame> ParseByProtobuf(grpc::ByteBuffer message) {
-  const size_t size = message.Length();
-  if (size > static_cast<size_t>(std::numeric_limits<int>::max())) return NotAFrame();
+absl::StatusOr<ParsedFrame> ParseByProtobuf(const grpc::ByteBuffer& message) {
   ParsedFrame frame;
-  {
-    grpc::ProtoBufferReader reader(&message);
-    if (!reader.status().ok() || !frame.control.ParseFromBoundedZeroCopyStream(&reader, static_cast<int>(size))) {
-      return NotAFrame();
-    }
-  }
-  std::unique_ptr<std::string> payload(frame.control.release_payload());
+  if (!DecodeMessage(message, &frame.control)) return NotAFrame();
+  const std::unique_ptr<std::string> payload(frame.control.release_payload());
   const size_t payload_bytes = payload == nullptr ? 0 : payload->size();
-  if (size - payload_bytes > kMaxFrameControl) return ControlTooLarge(size - payload_bytes);
+  const size_t control_bytes = message.Length() - payload_bytes;
+  if (control_bytes > kMaxFrameControl) return ControlTooLarge(control_bytes);
   if (payload_bytes > 0) frame.payload = Payload({OwnString(std::move(*payload))});
   return frame;
 }
@@ -291,7 +282,7 @@ absl::StatusOr<ParsedFrame> ParseFrame(grpc::ByteBuffer message) {
   for (const grpc::Slice& s : slices) size += s.size();
   ASSIGN_OR_RETURN(const Scan scan, ScanFields(slices, size));
   if (scan.canonical) return ParseInPlace(scan, std::move(slices));
-  return ParseByProtobuf(std::move(message));
+  return ParseByProtobuf(message);
 }
 
 grpc::ByteBuffer EncodeMessage(const google::protobuf::MessageLite& message) {
@@ -300,12 +291,12 @@ grpc::ByteBuffer EncodeMessage(const google::protobuf::MessageLite& message) {
   return grpc::ByteBuffer(&slice, 1);
 }
 
+// Not through grpc::ProtoBufferReader: malformed bytes make protobuf back up further than that allows, and it aborts.
 bool DecodeMessage(const grpc::ByteBuffer& buffer, google::protobuf::MessageLite* message) {
+  grpc::Slice whole;
   if (!buffer.Valid() || buffer.Length() > static_cast<size_t>(std::numeric_limits<int>::max())) return false;
-  grpc::ByteBuffer copy(buffer);  // shares the slices; the reader wants a mutable one
-  grpc::ProtoBufferReader reader(&copy);
-  if (!reader.status().ok()) return false;
-  return message->ParseFromBoundedZeroCopyStream(&reader, static_cast<int>(copy.Length()));
+  if (!buffer.TrySingleSlice(&whole).ok() && !buffer.DumpToSingleSlice(&whole).ok()) return false;
+  return message->ParseFromArray(whole.begin(), static_cast<int>(whole.size()));
 }
 
 }  // namespace sluice

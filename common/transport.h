@@ -28,7 +28,8 @@ class StreamHandler {
   virtual void OnMessage(grpc::ByteBuffer message) = 0;
   // Last event, exactly once, also after an own Close() (then with its status). OK: the other end closed in order.
   // UNAVAILABLE: the peer died, cannot be reached, or the opening peer closed with an error. Otherwise what the
-  // accepting peer closed with. Never comes inside Close() or Write(), so locks may be held there.
+  // accepting peer closed with. Never comes inside Close() or Write(), so locks may be held there; after an own Close()
+  // it comes within about 2 s even if the peer is stuck.
   virtual void OnClosed(const absl::Status& status) = 0;
 };
 
@@ -55,7 +56,7 @@ class Transport {
  public:
   virtual ~Transport() = default;
   // Opens a stream; failure to connect arrives as OnClosed(UNAVAILABLE). The transport keeps the handler alive until
-  // then.
+  // then. Events may come before Open has returned.
   virtual std::shared_ptr<ByteStream> Open(const std::string& address, Plane plane,
                                            std::shared_ptr<StreamHandler> handler) = 0;
 };
