@@ -6,7 +6,6 @@
 #include <atomic>
 #include <oneapi/dnnl/dnnl.hpp>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "worker/backend/kernels.h"
 

@@ -43,9 +43,9 @@ class Model {
   // Elements of parameters() were replaced since the last call: brought to the device before the next use.
   virtual void ParametersChanged(Range range) = 0;
 
-  // Gradients of the *sum* of the losses of all microbatches, in order, accumulated; `ready` is called in backward order as
-  // soon as a range is final (during the last microbatch). With no target at all: loss 0, gradients untouched, `ready` not
-  // called. CANCELLED as soon as *cancel is seen (checked between layers).
+  // Gradients of the *sum* of the losses of all microbatches, in order, accumulated; `ready` is called in backward
+  // order as soon as a range is final (during the last microbatch). With no target at all: loss 0, gradients untouched,
+  // `ready` not called. CANCELLED as soon as *cancel is seen (checked between layers).
   virtual absl::StatusOr<LossSum> ForwardBackward(const std::vector<Batch>& microbatches, const GradientSink& ready,
                                                   const std::atomic<bool>* cancel) = 0;
   virtual absl::StatusOr<LossSum> Evaluate(const Batch& batch, const std::atomic<bool>* cancel) = 0;

@@ -1,0 +1,577 @@
+// GPT and MLP: against float64 references of another program (golden files), against finite differences, and against
+// themselves: microbatches, backends, repetition, replaced parameters.
+#include "worker/model/model.h"
+
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <map>
+#include <string>
+#include <thread>
+
+#include "common/philox.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
+
+namespace sluice {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+
+v1::ModelSpec TinyGpt() {
+  v1::ModelSpec spec;
+  v1::Gpt2Spec* gpt = spec.mutable_gpt2();
+  gpt->set_layers(2);
+  gpt->set_heads(2);
+  gpt->set_width(10);
+  gpt->set_context(7);
+  gpt->set_vocabulary(13);
+  return spec;
+}
+
+v1::ModelSpec TinyMlp() {
+  v1::ModelSpec spec;
+  spec.mutable_mlp()->set_inputs(5);
+  spec.mutable_mlp()->add_hidden(9);
+  spec.mutable_mlp()->add_hidden(6);
+  spec.mutable_mlp()->set_classes(4);
+  return spec;
+}
+
+uint32_t Random(uint64_t i, uint32_t stream) {
+  return Philox4x32({static_cast<uint32_t>(i), static_cast<uint32_t>(i >> 32), stream, 0}, {17, 4})[0];
+}
+float Uniform(uint64_t i, uint32_t stream) { return static_cast<float>(Random(i, stream)) / 2147483648.0f - 1.0f; }
+
+Batch Tokens(int64_t rows, int64_t length, int32_t vocabulary, uint32_t stream) {
+  Batch batch;
+  batch.rows = rows;
+  batch.length = length;
+  for (int64_t i = 0; i < rows * length; ++i) {
+    batch.tokens.push_back(static_cast<int32_t>(Random(i, stream) % vocabulary));
+    batch.targets.push_back(static_cast<int32_t>(Random(i, stream + 1) % vocabulary));
+  }
+  batch.count = rows * length;
+  return batch;
+}
+
+Batch Features(int64_t rows, int64_t inputs, int32_t classes, uint32_t stream) {
+  Batch batch;
+  batch.rows = rows;
+  for (int64_t i = 0; i < rows * inputs; ++i) batch.features.push_back(Uniform(i, stream));
+  for (int64_t i = 0; i < rows; ++i) batch.labels.push_back(static_cast<int32_t>(Random(i, stream + 1) % classes));
+  batch.count = rows;
+  return batch;
+}
+
+// Rows [begin, end) of a batch.
+Batch Rows(const Batch& from, int64_t begin, int64_t end) {
+  const auto cut = [&](const auto& v) {
+    const int64_t width = from.rows == 0 ? 0 : static_cast<int64_t>(v.size()) / from.rows;
+    return std::decay_t<decltype(v)>(v.begin() + begin * width, v.begin() + end * width);
+  };
+  Batch part;
+  part.rows = end - begin;
+  part.length = from.length;
+  part.tokens = cut(from.tokens);
+  part.targets = cut(from.targets);
+  part.features = cut(from.features);
+  part.labels = cut(from.labels);
+  return part;
+}
+
+struct Trained {
+  LossSum loss;
+  std::vector<float> gradients;
+  std::vector<Range> ready;
+};
+
+// A model with a backend of its own, parameters random and large enough for every part to matter.
+class Fixture {
+ public:
+  explicit Fixture(const v1::ModelSpec& spec, const std::string& kind = "cpu", int threads = 1, uint64_t delays = 0) {
+    BackendOptions options;
+    options.kind = kind;
+    options.threads = threads;
+    options.delay_seed = delays;
+    backend_ = MakeBackend(options).value();
+    auto model = MakeModel(spec, backend_.get());
+    EXPECT_TRUE(model.ok()) << model.status();
+    model_ = *std::move(model);
+    for (const Tensor& tensor : model_->space().tensors()) {
+      const float center =
+          tensor.name.find("ln_") != std::string::npos && tensor.name.ends_with("weight") ? 1.0f : 0.0f;
+      for (uint64_t i = 0; i < tensor.elements; ++i) {
+        model_->parameters()[tensor.offset + i] = center + 0.4f * Uniform(tensor.offset + i, 1);
+      }
+    }
+    Changed();
+  }
+
+  Model& model() { return *model_; }
+  uint64_t size() const { return model_->space().size(); }
+  void Changed() { model_->ParametersChanged({0, size()}); }
+
+  Trained Train(const std::vector<Batch>& batches, bool poison = false) {
+    Trained result;
+    const std::vector<float> before(model_->parameters(), model_->parameters() + size());
+    std::vector<float> seen(size(), -1.0f);
+    auto loss = model_->ForwardBackward(
+        batches,
+        [&](Range range) {
+          result.ready.push_back(range);
+          // The values are final when the sink is called.
+          std::copy(model_->gradients() + range.begin, model_->gradients() + range.end, seen.begin() + range.begin);
+          if (!poison) return;
+          std::fill(model_->parameters() + range.begin, model_->parameters() + range.end,
+                    std::numeric_limits<float>::quiet_NaN());
+          model_->ParametersChanged(range);
+        },
+        nullptr);
+    EXPECT_TRUE(loss.ok()) << loss.status();
+    result.loss = *loss;
+    result.gradients.assign(model_->gradients(), model_->gradients() + size());
+    if (!result.ready.empty()) {
+      EXPECT_EQ(std::memcmp(seen.data(), result.gradients.data(), size() * sizeof(float)), 0);
+    }
+    std::copy(before.begin(), before.end(), model_->parameters());
+    Changed();
+    return result;
+  }
+
+  double Loss(const Batch& batch) {
+    Changed();
+    return model_->Evaluate(batch, nullptr).value().loss;
+  }
+
+ private:
+  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<Model> model_;
+};
+
+bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+double RelativeError(const std::vector<float>& found, const std::vector<double>& expected) {
+  double difference = 0, norm = 0;
+  for (size_t i = 0; i < found.size(); ++i) {
+    difference += std::pow(found[i] - expected[i], 2);
+    norm += std::pow(expected[i], 2);
+  }
+  return std::sqrt(difference / norm);
+}
+double RelativeError(const std::vector<float>& found, const std::vector<float>& expected) {
+  return RelativeError(found, std::vector<double>(expected.begin(), expected.end()));
+}
+
+// The gradient of every tensor along a random direction, against differences of losses (five-point formula).
+void CheckDifferences(Fixture& fixture, const Batch& batch) {
+  const Trained trained = fixture.Train({batch});
+  ASSERT_EQ(trained.loss.loss, fixture.Loss(batch));
+  float* parameters = fixture.model().parameters();
+  for (const Tensor& tensor : fixture.model().space().tensors()) {
+    const std::vector<float> before(parameters + tensor.offset, parameters + tensor.offset + tensor.elements);
+    double along = 0, norm = 0;
+    std::vector<double> direction(tensor.elements);
+    for (uint64_t i = 0; i < tensor.elements; ++i) norm += std::pow(Uniform(i, 99), 2);
+    for (uint64_t i = 0; i < tensor.elements; ++i) {
+      direction[i] = Uniform(i, 99) / std::sqrt(norm);
+      along += direction[i] * trained.gradients[tensor.offset + i];
+    }
+    const auto at = [&](double h) {
+      for (uint64_t i = 0; i < tensor.elements; ++i) {
+        parameters[tensor.offset + i] = static_cast<float>(before[i] + h * direction[i]);
+      }
+      return fixture.Loss(batch);
+    };
+    const double h = 0.01;
+    const double numeric = (8 * (at(h) - at(-h)) - (at(2 * h) - at(-2 * h))) / (12 * h);
+    std::copy(before.begin(), before.end(), parameters + tensor.offset);
+    EXPECT_TRUE(std::isfinite(numeric)) << tensor.name;
+    EXPECT_NEAR(along, numeric, 2e-3 + 2e-3 * std::abs(numeric)) << tensor.name;
+  }
+}
+
+TEST(Model, GptGradientsAreThoseOfFiniteDifferences) {
+  Fixture fixture(TinyGpt());
+  Batch batch = Tokens(3, 7, 13, 30);
+  batch.targets[4] = batch.targets[20] = -1;
+  CheckDifferences(fixture, batch);
+}
+
+TEST(Model, GptGradientsOnADeviceAreThoseOfFiniteDifferences) {
+  Fixture fixture(TinyGpt(), "fake_device");
+  CheckDifferences(fixture, Tokens(2, 5, 13, 31));
+}
+
+TEST(Model, MlpGradientsAreThoseOfFiniteDifferences) {
+  Fixture fixture(TinyMlp());
+  CheckDifferences(fixture, Features(11, 5, 4, 32));
+}
+
+TEST(Model, MlpWithoutHiddenLayers) {
+  v1::ModelSpec spec;
+  spec.mutable_mlp()->set_inputs(3);
+  spec.mutable_mlp()->set_classes(2);
+  Fixture fixture(spec);
+  CheckDifferences(fixture, Features(5, 3, 2, 33));
+}
+
+TEST(Model, BlocksBecomeReadyLastLayerFirstAndCoverTheSpace) {
+  for (const std::string kind : {"cpu", "fake_device"}) {
+    Fixture fixture(TinyGpt(), kind, 1, 5);
+    const Trained trained = fixture.Train({Tokens(2, 7, 13, 40), Tokens(1, 3, 13, 41)});
+    ASSERT_EQ(trained.ready.size(), 4u) << kind;
+    uint64_t end = fixture.size();
+    for (const Range& range : trained.ready) {  // this model's backward order is that of the space, from its end
+      EXPECT_EQ(range.end, end);
+      end = range.begin;
+    }
+    EXPECT_EQ(end, 0u);
+  }
+}
+
+TEST(Model, ParametersMayBeReplacedOnceTheirRangeIsReady) {
+  for (const std::string kind : {"cpu", "fake_device"}) {
+    for (const bool gpt : {true, false}) {
+      Fixture fixture(gpt ? TinyGpt() : TinyMlp(), kind);
+      const std::vector<Batch> batches = {gpt ? Tokens(2, 7, 13, 42) : Features(4, 5, 4, 42)};
+      const Trained calm = fixture.Train(batches);
+      const Trained replaced = fixture.Train(batches, /*poison=*/true);
+      EXPECT_TRUE(SameBits(calm.gradients, replaced.gradients)) << kind << gpt;
+      EXPECT_EQ(calm.loss.loss, replaced.loss.loss);
+    }
+  }
+}
+
+TEST(Model, MicrobatchesAddUpToTheBatch) {
+  for (const bool gpt : {true, false}) {
+    Fixture fixture(gpt ? TinyGpt() : TinyMlp());
+    const Batch whole = gpt ? Tokens(7, 7, 13, 50) : Features(7, 5, 4, 50);
+    const Trained one = fixture.Train({whole});
+    const Trained four = fixture.Train({Rows(whole, 0, 0), Rows(whole, 0, 3), Rows(whole, 3, 4), Rows(whole, 4, 7)});
+    EXPECT_NEAR(one.loss.loss, four.loss.loss, 1e-6 * one.loss.loss);
+    EXPECT_EQ(one.loss.count, four.loss.count);
+    EXPECT_EQ(one.loss.correct, four.loss.correct);
+    EXPECT_LT(RelativeError(four.gradients, one.gradients), 1e-6);
+    EXPECT_EQ(one.ready.size(), four.ready.size());
+  }
+}
+
+TEST(Model, PaddingChangesNothing) {
+  Fixture fixture(TinyGpt());
+  const Batch shorter = Tokens(2, 4, 13, 51);
+  Batch padded;
+  padded.rows = 3;  // one row of nothing but padding
+  padded.length = 7;
+  padded.tokens.assign(21, 0);
+  padded.targets.assign(21, -1);
+  for (int row = 0; row < 2; ++row) {
+    for (int t = 0; t < 4; ++t) {
+      padded.tokens[row * 7 + t] = shorter.tokens[row * 4 + t];
+      padded.targets[row * 7 + t] = shorter.targets[row * 4 + t];
+    }
+  }
+  const Trained plain = fixture.Train({shorter}), more = fixture.Train({padded});
+  EXPECT_EQ(plain.loss.count, 8);
+  EXPECT_EQ(more.loss.count, 8);
+  EXPECT_NEAR(plain.loss.loss, more.loss.loss, 1e-6 * plain.loss.loss);
+  EXPECT_LT(RelativeError(more.gradients, plain.gradients), 1e-6);
+}
+
+TEST(Model, BitsAreEqualOverBackendsDelaysAndRepetition) {
+  const v1::ModelSpec specs[] = {TinyGpt(), TinyMlp()};
+  for (const v1::ModelSpec& spec : specs) {
+    const bool gpt = spec.has_gpt2();
+    const std::vector<Batch> batches = {gpt ? Tokens(5, 6, 13, 60) : Features(9, 5, 4, 60),
+                                        gpt ? Tokens(2, 7, 13, 61) : Features(2, 5, 4, 61)};
+    const std::vector<Batch> larger = {gpt ? Tokens(40, 7, 13, 62) : Features(300, 5, 4, 62)};
+    for (const int threads : {1, 2}) {
+      Fixture cpu(spec, "cpu", threads);
+      const Trained first = cpu.Train(batches);
+      cpu.Train(larger);
+      EXPECT_TRUE(SameBits(first.gradients, cpu.Train(batches).gradients)) << "after other work, gpt " << gpt;
+      for (const uint64_t delays : {0, 1, 2}) {
+        Fixture device(spec, "fake_device", threads, delays);
+        const Trained trained = device.Train(batches);
+        EXPECT_TRUE(SameBits(first.gradients, trained.gradients)) << "delays " << delays << " threads " << threads;
+        EXPECT_EQ(first.loss.loss, trained.loss.loss);
+        EXPECT_EQ(first.loss.correct, trained.loss.correct);
+      }
+    }
+  }
+}
+
+TEST(Model, OnlyAnnouncedParametersReachADevice) {
+  Fixture fixture(TinyMlp(), "fake_device");
+  const Batch batch = Features(4, 5, 4, 63);
+  const double before = fixture.Loss(batch);
+  Model& model = fixture.model();
+  for (uint64_t i = 0; i < fixture.size(); ++i) model.parameters()[i] *= 0.5f;
+  EXPECT_EQ(model.Evaluate(batch, nullptr)->loss, before);
+  for (uint64_t i = 0; i < fixture.size(); i += 7) model.ParametersChanged({i, std::min(i + 7, fixture.size())});
+  const double after = model.Evaluate(batch, nullptr)->loss;
+  EXPECT_NE(after, before);
+  EXPECT_EQ(after, fixture.Loss(batch));
+}
+
+TEST(Model, WithoutTargetsNothingHappens) {
+  for (const std::string kind : {"cpu", "fake_device"}) {
+    Fixture fixture(TinyGpt(), kind);
+    const Trained before = fixture.Train({Tokens(2, 7, 13, 70)});
+    Batch nothing = Tokens(2, 7, 13, 71);
+    nothing.targets.assign(14, -1);
+    for (const std::vector<Batch>& batches : {std::vector<Batch>{}, {Batch()}, {nothing, Batch()}}) {
+      const Trained after = fixture.Train(batches);
+      EXPECT_EQ(after.loss.loss, 0);
+      EXPECT_EQ(after.loss.count, 0);
+      EXPECT_TRUE(after.ready.empty());
+      EXPECT_TRUE(SameBits(before.gradients, after.gradients));
+    }
+    EXPECT_EQ(fixture.model().Evaluate(Batch(), nullptr)->count, 0);
+  }
+}
+
+TEST(Model, CancelStopsAPassAndTheNextOneIsWhole) {
+  for (const std::string kind : {"cpu", "fake_device"}) {
+    Fixture fixture(TinyGpt(), kind);
+    const std::vector<Batch> batches = {Tokens(2, 7, 13, 72)};
+    const Trained whole = fixture.Train(batches);
+    std::atomic<bool> cancel = false;
+    int calls = 0;
+    const auto stopped = fixture.model().ForwardBackward(
+        batches,
+        [&](Range) {
+          ++calls;
+          cancel = true;
+        },
+        &cancel);
+    EXPECT_EQ(stopped.status().code(), absl::StatusCode::kCancelled);
+    EXPECT_LT(calls, 4);
+    EXPECT_EQ(fixture.model().ForwardBackward(batches, nullptr, &cancel).status().code(), absl::StatusCode::kCancelled);
+    EXPECT_EQ(fixture.model().Evaluate(batches[0], &cancel).status().code(), absl::StatusCode::kCancelled);
+    EXPECT_TRUE(SameBits(whole.gradients, fixture.Train(batches).gradients));
+  }
+}
+
+TEST(Model, BadBatchesAreRefused) {
+  Fixture gpt(TinyGpt());
+  const auto message = [](Fixture& fixture, const Batch& batch) {
+    const absl::Status status = fixture.model().ForwardBackward({batch}, nullptr, nullptr).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(fixture.model().Evaluate(batch, nullptr).status().code(), absl::StatusCode::kInvalidArgument);
+    return std::string(status.message());
+  };
+  EXPECT_THAT(message(gpt, Tokens(1, 8, 13, 80)), HasSubstr("context of 7"));
+  Batch batch = Tokens(2, 7, 13, 80);
+  batch.tokens[9] = 13;
+  EXPECT_THAT(message(gpt, batch), HasSubstr("row 1, position 2: token 13"));
+  batch = Tokens(2, 7, 13, 80);
+  batch.targets[0] = -2;
+  EXPECT_THAT(message(gpt, batch), HasSubstr("target -2"));
+  batch = Tokens(2, 7, 13, 80);
+  batch.targets.pop_back();
+  EXPECT_THAT(message(gpt, batch), HasSubstr("13 targets"));
+  Fixture mlp(TinyMlp());
+  batch = Features(2, 5, 4, 80);
+  batch.labels[1] = 4;
+  EXPECT_THAT(message(mlp, batch), HasSubstr("row 1: label 4"));
+  batch.features.pop_back();
+  EXPECT_THAT(message(mlp, batch), HasSubstr("9 features"));
+  EXPECT_EQ(mlp.model().NextLogits({1}).status().code(), absl::StatusCode::kUnimplemented);
+  EXPECT_EQ(gpt.model().NextLogits({}).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(gpt.model().NextLogits({1, 2, 3, 4, 5, 6, 7, 8}).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST(Model, NextLogitsAreThoseOfTheLoss) {
+  for (const std::string kind : {"cpu", "fake_device"}) {
+    Fixture fixture(TinyGpt(), kind);
+    Batch batch = Tokens(1, 6, 13, 90);
+    const std::vector<float> logits = fixture.model().NextLogits(batch.tokens).value();
+    ASSERT_EQ(logits.size(), 13u);
+    double sum = 0;
+    for (const float logit : logits) sum += std::exp(double{logit});
+    batch.targets.assign(6, -1);
+    batch.targets[5] = 3;
+    const LossSum loss = fixture.model().Evaluate(batch, nullptr).value();
+    EXPECT_EQ(loss.count, 1);
+    EXPECT_NEAR(loss.loss, std::log(sum) - logits[3], 1e-5);
+  }
+}
+
+TEST(Model, NanInAParameterReachesTheLoss) {
+  Fixture fixture(TinyGpt());
+  fixture.model().parameters()[fixture.model().space().Find("h.1.mlp.fc.weight")->offset] =
+      std::numeric_limits<float>::quiet_NaN();
+  EXPECT_TRUE(std::isnan(fixture.Loss(Tokens(1, 7, 13, 91))));
+}
+
+TEST(Model, ModelsOfOneProcessDoNotMeet) {
+  Fixture alone(TinyGpt(), "cpu", 2);
+  const std::vector<Batch> batches = {Tokens(3, 7, 13, 92)};
+  const std::vector<float> expected = alone.Train(batches).gradients;
+  std::vector<std::thread> threads;
+  std::atomic<int> equal = 0;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([&, i] {
+      Fixture fixture(TinyGpt(), i % 2 ? "fake_device" : "cpu", 2);
+      for (int round = 0; round < 5; ++round) equal += SameBits(expected, fixture.Train(batches).gradients);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(equal, 20);
+}
+
+// --- golden files: Hugging Face names and layouts ---
+
+fs::path Shared() {
+  const char* environment = std::getenv("SLUICE_SHARED");
+  return environment != nullptr ? fs::path(environment) : fs::path(SLUICE_SOURCE_DIR) / ".." / "shared";
+}
+
+using Tensors = std::map<std::string, std::vector<float>>;
+
+Tensors ReadSafetensors(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  uint64_t size = 0;
+  file.read(reinterpret_cast<char*>(&size), 8);
+  std::string header(size, ' ');
+  file.read(header.data(), static_cast<std::streamsize>(size));
+  Tensors tensors;
+  for (const auto& [name, value] : nlohmann::json::parse(header).items()) {
+    if (name == "__metadata__") continue;
+    const uint64_t begin = value["data_offsets"][0], end = value["data_offsets"][1];
+    std::vector<float> data((end - begin) / 4);
+    file.seekg(static_cast<std::streamoff>(8 + size + begin));
+    file.read(reinterpret_cast<char*>(data.data()), static_cast<std::streamsize>(end - begin));
+    const std::string prefix = "transformer.";
+    tensors[name.starts_with(prefix) ? name.substr(prefix.size()) : name] = std::move(data);
+  }
+  EXPECT_TRUE(file.good()) << path;
+  return tensors;
+}
+
+// The Hugging Face tensor that holds a tensor of ours, and the index there of each of our elements.
+struct Place {
+  std::string name;
+  std::vector<size_t> index;
+};
+Place PlaceOf(const Tensor& tensor, size_t c) {
+  const auto place = [&](const std::string& name, size_t rows, size_t cols, size_t stride, size_t first,
+                         bool transposed) {
+    Place result{name, {}};
+    for (size_t i = 0; i < rows; ++i) {
+      for (size_t j = 0; j < cols; ++j) result.index.push_back(first + (transposed ? j * stride + i : i * stride + j));
+    }
+    return result;
+  };
+  const std::string& name = tensor.name;
+  const size_t n = tensor.elements;
+  if (name == "wpe" || name == "wte") return place(name + ".weight", 1, n, n, 0, false);
+  const std::string layer = name.substr(0, name.find('.', 2) + 1);
+  const std::string rest = name.substr(layer.size());
+  const std::string kind = rest.substr(rest.rfind('.') + 1);
+  if (name.starts_with("h.") && rest.starts_with("attn.") && !rest.starts_with("attn.proj")) {
+    const size_t third = std::string("qkv").find(rest[5]) * c;
+    return kind == "weight" ? place(layer + "attn.c_attn.weight", c, c, 3 * c, third, true)
+                            : place(layer + "attn.c_attn.bias", 1, c, c, third, false);
+  }
+  if (rest == "mlp.fc.weight") return place(layer + "mlp.c_fc.weight", 4 * c, c, 4 * c, 0, true);
+  if (rest == "mlp.fc.bias") return place(layer + "mlp.c_fc.bias", 1, n, n, 0, false);
+  if (rest.starts_with("attn.proj")) return place(layer + "attn.c_proj." + kind, 1, n, n, 0, false);
+  if (rest.starts_with("mlp.proj")) return place(layer + "mlp.c_proj." + kind, 1, n, n, 0, false);
+  return place(name, 1, n, n, 0, false);
+}
+
+class Golden : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    data_ = Shared() / "data";
+    if (!fs::exists(data_ / "golden")) GTEST_SKIP() << "SKIPPED: no reference files at " << data_;
+    v1::ModelSpec spec;
+    spec.mutable_gpt2()->set_layers(2);
+    spec.mutable_gpt2()->set_heads(4);
+    spec.mutable_gpt2()->set_width(32);
+    spec.mutable_gpt2()->set_context(64);
+    spec.mutable_gpt2()->set_vocabulary(96);
+    fixture_ = std::make_unique<Fixture>(spec);
+    const Tensors tensors = ReadSafetensors(data_ / "synth" / "synth_gpt2_model.safetensors");
+    for (const Tensor& tensor : fixture_->model().space().tensors()) {
+      const Place place = PlaceOf(tensor, 32);
+      for (size_t i = 0; i < tensor.elements; ++i) {
+        fixture_->model().parameters()[tensor.offset + i] = tensors.at(place.name).at(place.index[i]);
+      }
+    }
+    fixture_->Changed();
+  }
+
+  nlohmann::json Json(const std::string& path) {
+    std::ifstream file(data_ / path);
+    return nlohmann::json::parse(file);
+  }
+
+  fs::path data_;
+  std::unique_ptr<Fixture> fixture_;
+};
+
+TEST_F(Golden, LogitsAndLossOfTheSyntheticModel) {
+  const nlohmann::json reference = Json("synth/synth_gpt2_reference.json");
+  const std::vector<int32_t> ids = reference["input_ids"];
+  double largest = 0, worst = 0;
+  for (size_t t = 0; t < ids.size(); ++t) {
+    const std::vector<float> found =
+        fixture_->model().NextLogits(std::vector<int32_t>(ids.begin(), ids.begin() + t + 1)).value();
+    const std::vector<double> expected = reference["logits"][t];
+    ASSERT_EQ(found.size(), expected.size());
+    for (size_t i = 0; i < found.size(); ++i) {
+      ASSERT_TRUE(std::isfinite(found[i]));
+      largest = std::max(largest, std::abs(expected[i]));
+      worst = std::max(worst, std::abs(found[i] - expected[i]));
+    }
+  }
+  EXPECT_LT(worst, 1e-6 * largest);
+  Batch batch;
+  batch.rows = 1;
+  batch.length = static_cast<int64_t>(ids.size()) - 1;
+  batch.tokens.assign(ids.begin(), ids.end() - 1);
+  batch.targets.assign(ids.begin() + 1, ids.end());
+  const LossSum loss = fixture_->model().Evaluate(batch, nullptr).value();
+  EXPECT_NEAR(loss.loss / loss.count, reference["mean_nll"].get<double>(), 1e-6);
+}
+
+TEST_F(Golden, FirstRoundOfTraining) {
+  const nlohmann::json training = Json("golden/gpt2_training.json");
+  Batch batch;
+  for (const std::vector<int32_t> row : training["rounds"][0]) {
+    ++batch.rows;
+    batch.length = static_cast<int64_t>(row.size()) - 1;
+    batch.tokens.insert(batch.tokens.end(), row.begin(), row.end() - 1);
+    batch.targets.insert(batch.targets.end(), row.begin() + 1, row.end());
+  }
+  const Trained trained = fixture_->Train({batch});
+  EXPECT_NEAR(trained.loss.loss / trained.loss.count, training["cases"]["sgd"]["losses"][0].get<double>(), 1e-6);
+  const Tensors expected = ReadSafetensors(data_ / "golden" / "gpt2_round0_gradient.safetensors");
+  Tensors found;
+  double norm = 0;
+  for (const Tensor& tensor : fixture_->model().space().tensors()) {
+    const Place place = PlaceOf(tensor, 32);
+    std::vector<float>& into = found[place.name];
+    into.resize(expected.at(place.name).size());
+    for (size_t i = 0; i < tensor.elements; ++i) {
+      into.at(place.index[i]) = static_cast<float>(trained.gradients[tensor.offset + i] / trained.loss.count);
+      norm += std::pow(into[place.index[i]], 2);
+    }
+  }
+  ASSERT_EQ(found.size(), expected.size());
+  for (const auto& [name, values] : expected) EXPECT_LT(RelativeError(found[name], values), 2e-6) << name;
+  EXPECT_NEAR(std::sqrt(norm), training["cases"]["sgd"]["gradient_norms"][0].get<double>(), 1e-6);
+}
+
+}  // namespace
+}  // namespace sluice

@@ -1,0 +1,137 @@
+#include "worker/model/model_base.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "common/status_macros.h"
+
+namespace sluice {
+namespace {
+
+constexpr int64_t kFloat = sizeof(float);
+
+}  // namespace
+
+absl::StatusOr<Image> Image::Make(Backend* backend, int64_t floats) {
+  Image image;
+  ASSIGN_OR_RETURN(image.host_, backend->AllocateHost(floats * kFloat));
+  image.device_ = backend->WrapHost(image.host_, floats * kFloat);
+  image.one_memory_ = image.device_ != nullptr;
+  if (!image.one_memory_) {
+    ASSIGN_OR_RETURN(image.device_, backend->Allocate(floats * kFloat));
+  }
+  return image;
+}
+
+absl::Status CheckCancel(const std::atomic<bool>* cancel) {
+  if (cancel == nullptr || !cancel->load(std::memory_order_relaxed)) return absl::OkStatus();
+  return absl::CancelledError("the pass was cancelled");
+}
+
+ModelBase::~ModelBase() {
+  if (compute_ != nullptr) backend_->Synchronize(*compute_).IgnoreError();
+  if (copy_ != nullptr) backend_->Synchronize(*copy_).IgnoreError();
+}
+
+absl::Status ModelBase::Init(std::vector<Range> blocks) {
+  blocks_ = std::move(blocks);
+  uploaded_.resize(blocks_.size());
+  const int64_t elements = static_cast<int64_t>(space_.size());
+  ASSIGN_OR_RETURN(parameters_, Image::Make(backend_, elements));
+  ASSIGN_OR_RETURN(gradients_, Image::Make(backend_, elements));
+  ASSIGN_OR_RETURN(sums_, backend_->Allocate(3 * sizeof(double)));
+  compute_ = backend_->NewStream();
+  copy_ = backend_->NewStream();
+  return absl::OkStatus();
+}
+
+void ModelBase::ParametersChanged(Range range) {
+  if (parameters_.one_memory() || range.begin >= range.end) return;
+  absl::MutexLock lock(&mutex_);
+  if (!changed_.empty() && changed_.back().end == range.begin) {
+    changed_.back().end = range.end;
+  } else {
+    changed_.push_back(range);
+  }
+}
+
+void ModelBase::BeginPass() {
+  static constexpr double kZeros[3] = {0, 0, 0};
+  backend_->Upload(*compute_, kZeros, sums_.get(), 0, sizeof(kZeros));
+  std::vector<Range> changed;
+  {
+    absl::MutexLock lock(&mutex_);
+    changed.swap(changed_);
+  }
+  for (size_t i = 0; i < blocks_.size() && !changed.empty(); ++i) {
+    bool any = false;
+    for (const Range& range : changed) {
+      const uint64_t begin = std::max(range.begin, blocks_[i].begin), end = std::min(range.end, blocks_[i].end);
+      if (begin >= end) continue;
+      any = true;
+      backend_->Upload(*copy_, parameters_.host() + begin, parameters_.device().buffer, begin * kFloat,
+                       (end - begin) * kFloat);
+    }
+    if (any) uploaded_[i] = backend_->Record(*copy_);
+  }
+}
+
+absl::StatusOr<LossSum> ModelBase::EndPass(absl::Status status) {
+  double sums[3] = {0, 0, 0};
+  if (status.ok()) backend_->Download(*compute_, sums_.get(), 0, sizeof(sums), sums);
+  // What is enqueued refers to memory of the caller: wait for it in any case.
+  const absl::Status compute = backend_->Synchronize(*compute_), copy = backend_->Synchronize(*copy_);
+  arrivals_.clear();
+  std::fill(uploaded_.begin(), uploaded_.end(), nullptr);
+  RETURN_IF_ERROR(status);
+  RETURN_IF_ERROR(compute);
+  RETURN_IF_ERROR(copy);
+  return LossSum{sums[0], sums[1], sums[2]};
+}
+
+absl::Status ModelBase::Enter(size_t block, const std::atomic<bool>* cancel) {
+  RETURN_IF_ERROR(CheckCancel(cancel));
+  if (uploaded_[block] != nullptr) backend_->Wait(*compute_, std::exchange(uploaded_[block], nullptr));
+  return absl::OkStatus();
+}
+
+void ModelBase::ClearVectors(size_t block) {
+  for (const Tensor& tensor : space_.tensors()) {
+    if (tensor.shape.size() >= 2 || tensor.offset < blocks_[block].begin || tensor.offset >= blocks_[block].end)
+      continue;
+    backend_->Fill(*compute_, gradient(tensor.offset), static_cast<int64_t>(tensor.elements), 0.0f);
+  }
+}
+
+absl::Status ModelBase::Leave(size_t block, const GradientSink& ready, size_t behind) {
+  const Range range = blocks_[block];
+  if (gradients_.one_memory()) {
+    arrivals_.push_back({range, backend_->Record(*compute_)});
+  } else {
+    backend_->Wait(*copy_, backend_->Record(*compute_));
+    backend_->Download(*copy_, gradients_.device().buffer, range.begin * kFloat, range.size() * kFloat,
+                       gradients_.host() + range.begin);
+    arrivals_.push_back({range, backend_->Record(*copy_)});
+  }
+  while (!arrivals_.empty() && (arrivals_.size() > behind || arrivals_.front().event->done())) {
+    RETURN_IF_ERROR(arrivals_.front().event->Wait());
+    const Range arrived = arrivals_.front().range;
+    arrivals_.pop_front();
+    if (ready) ready(arrived);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<Model>> MakeModel(const v1::ModelSpec& spec, Backend* backend) {
+  ASSIGN_OR_RETURN(ParameterSpace space, MakeParameterSpace(spec));
+  switch (spec.kind_case()) {
+    case v1::ModelSpec::kGpt2:
+      return MakeGpt2(spec.gpt2(), std::move(space), backend);
+    case v1::ModelSpec::kMlp:
+      return MakeMlp(spec.mlp(), std::move(space), backend);
+    default:
+      return absl::InvalidArgumentError("model: expected gpt2 or mlp, found neither");
+  }
+}
+
+}  // namespace sluice

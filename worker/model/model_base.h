@@ -1,0 +1,111 @@
+// What all models share: host images of parameters and gradients with their device memory, the copies between them, and
+// the delivery of finished gradients while the backward pass goes on.
+//
+// The space is cut into blocks (a layer, the embedding): the unit of upload and of `ready`.
+#ifndef SLUICE_WORKER_MODEL_MODEL_BASE_H_
+#define SLUICE_WORKER_MODEL_MODEL_BASE_H_
+
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "worker/model/model.h"
+
+namespace sluice {
+
+// An array of floats in host memory with its twin on the device; one memory where kernels compute in the host's.
+class Image {
+ public:
+  static absl::StatusOr<Image> Make(Backend* backend, int64_t floats);
+
+  float* host() const { return static_cast<float*>(host_.get()); }
+  std::shared_ptr<const void> owner() const { return host_; }
+  Floats device(int64_t first = 0) const { return {device_.get(), first}; }
+  bool one_memory() const { return one_memory_; }
+
+ private:
+  std::shared_ptr<void> host_;
+  std::shared_ptr<Buffer> device_;
+  bool one_memory_ = false;
+};
+
+// Cuts one allocation into views, each 64-byte aligned. First pass without a buffer: only counts.
+class Arena {
+ public:
+  explicit Arena(Buffer* buffer) : buffer_(buffer) {}
+  Floats Take(int64_t floats) {
+    const Floats view = {buffer_, taken_};
+    taken_ += (floats + 15) / 16 * 16;
+    return view;
+  }
+  int64_t bytes() const { return taken_ * static_cast<int64_t>(sizeof(float)); }
+
+ private:
+  Buffer* const buffer_;
+  int64_t taken_ = 0;
+};
+
+class ModelBase : public Model {
+ public:
+  const ParameterSpace& space() const override { return space_; }
+  float* parameters() override { return parameters_.host(); }
+  const float* gradients() const override { return gradients_.host(); }
+  std::shared_ptr<const void> gradient_owner() const override { return gradients_.owner(); }
+  // Any thread, also during a pass (whose own parameters it does not change where the device has memory of its own).
+  void ParametersChanged(Range range) override ABSL_LOCKS_EXCLUDED(mutex_);
+
+ protected:
+  ModelBase(Backend* backend, ParameterSpace space) : backend_(backend), space_(std::move(space)) {}
+  ~ModelBase() override;
+
+  // Allocates; `blocks` in the order of forward use, together the whole space.
+  absl::Status Init(std::vector<Range> blocks);
+
+  // Brackets of a pass: brings changed parameters to the device, block by block; the end waits for all that was
+  // enqueued (always, also after an error) and returns the sums.
+  void BeginPass() ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::StatusOr<LossSum> EndPass(absl::Status status);
+
+  // Forward: before the first use of the block's parameters. CANCELLED where the caller wants to stop.
+  absl::Status Enter(size_t block, const std::atomic<bool>* cancel);
+  // Backward, first microbatch: zeros for tensors of one dimension; the others are overwritten by their product.
+  void ClearVectors(size_t block);
+  // Backward, last microbatch: the block's gradients are complete in the stream's order. Calls `ready` for what has
+  // arrived, and waits until at most `behind` blocks are under way.
+  absl::Status Leave(size_t block, const GradientSink& ready, size_t behind);
+
+  Floats parameter(uint64_t element) const { return parameters_.device(static_cast<int64_t>(element)); }
+  Floats gradient(uint64_t element) const { return gradients_.device(static_cast<int64_t>(element)); }
+  View<double> sums() const { return {sums_.get(), 0}; }
+  Stream& stream() { return *compute_; }
+  Backend& backend() { return *backend_; }
+
+ private:
+  struct Arrival {
+    Range range;
+    std::shared_ptr<Event> event;
+  };
+
+  Backend* const backend_;
+  const ParameterSpace space_;
+  std::vector<Range> blocks_;  // constant after Init
+  Image parameters_, gradients_;
+  std::shared_ptr<Buffer> sums_;  // 3 doubles
+  std::unique_ptr<Stream> compute_, copy_;
+  std::vector<std::shared_ptr<Event>> uploaded_;  // by block; nullptr: nothing to wait for
+  std::deque<Arrival> arrivals_;                  // gradients on their way to the host, oldest first
+  absl::Mutex mutex_;
+  std::vector<Range> changed_ ABSL_GUARDED_BY(mutex_);
+};
+
+// CANCELLED when *cancel (which may be nullptr) is set.
+absl::Status CheckCancel(const std::atomic<bool>* cancel);
+
+absl::StatusOr<std::unique_ptr<Model>> MakeGpt2(const v1::Gpt2Spec& spec, ParameterSpace space, Backend* backend);
+absl::StatusOr<std::unique_ptr<Model>> MakeMlp(const v1::MlpSpec& spec, ParameterSpace space, Backend* backend);
+
+}  // namespace sluice
+
+#endif  // SLUICE_WORKER_MODEL_MODEL_BASE_H_
