@@ -2,31 +2,10 @@
 
 #include <algorithm>
 
+#include "common/portable_math.h"
+
 namespace sluice {
 namespace {
-
-// cos(pi * t) for t in [0, 1], from additions and multiplications only: libm's picks another code path on machines with
-// FMA, and the learning rate must have the same bits on all of them. Taylor's series on [0, pi/4], error below 1e-16.
-double CosPi(double t) {
-  constexpr double kPi = 3.14159265358979323846;
-  if (t > 0.5) return -CosPi(1 - t);
-  double sum = 0, term = 1;
-  if (t <= 0.25) {
-    const double x2 = (kPi * t) * (kPi * t);
-    for (int k = 0; k <= 8; ++k) {
-      sum += term;
-      term = -term * x2 / ((2 * k + 1) * (2 * k + 2));
-    }
-    return sum;
-  }
-  const double x = kPi * (0.5 - t);  // cos(pi t) = sin(x)
-  term = x;
-  for (int k = 0; k <= 8; ++k) {
-    sum += term;
-    term = -term * (x * x) / ((2 * k + 2) * (2 * k + 3));
-  }
-  return sum;
-}
 
 double BaseLearningRate(const v1::OptimizerSpec& optimizer) {
   switch (optimizer.rule_case()) {
@@ -108,7 +87,7 @@ double LearningRate(const v1::OptimizerSpec& optimizer, uint64_t round, uint64_t
       const v1::CosineSchedule& cosine = optimizer.schedule().cosine();
       if (round < cosine.warmup_rounds()) return WarmUp(rate, round, cosine.warmup_rounds());
       const double t = Progress(round, cosine.warmup_rounds(), rounds);
-      return cosine.final() + 0.5 * (rate - cosine.final()) * (1 + CosPi(t));
+      return cosine.final() + 0.5 * (rate - cosine.final()) * (1 + PortableSinCos(t / 2).cos);
     }
     case v1::ScheduleSpec::kLinear: {
       const v1::LinearSchedule& linear = optimizer.schedule().linear();
