@@ -39,6 +39,13 @@ constexpr std::chrono::seconds kLinger{2};
 // Trailing metadata of a stream that an acceptor's owner closed: tells its status from one that gRPC made up.
 constexpr char kClosedKey[] = "sluice-closed";
 
+// ByteBuffer has no move, only a copy (of references, with allocations) and Swap.
+ByteBuffer Take(ByteBuffer* buffer) {
+  ByteBuffer taken;
+  taken.Swap(buffer);
+  return taken;
+}
+
 const char* Method(Plane plane) {
   switch (plane) {
     case Plane::kSession:
@@ -66,7 +73,7 @@ class StreamEnd : public std::enable_shared_from_this<StreamEnd> {
     const size_t bytes = message.Length();
     absl::MutexLock lock(&mutex_);
     if (!writable_) return;
-    queue_.push_back({std::move(message), bytes});
+    queue_.emplace_back(&message, bytes);
     queued_bytes_ += bytes;
     Advance();
   }
@@ -132,9 +139,8 @@ class StreamEnd : public std::enable_shared_from_this<StreamEnd> {
       }
     }
     const bool wanted = !closing();
-    ByteBuffer message;
-    message.Swap(&read_buffer_);
-    if (wanted) handler_->OnMessage(std::move(message));  // handler_ changes only before the first read and in Done
+    ByteBuffer message = Take(&read_buffer_);
+    if (wanted) handler_->OnMessage(Take(&message));  // handler_ changes only before the first read and in Done
     message.Clear();
     absl::MutexLock lock(&mutex_);
     if (ReadsOn()) BeginRead(&read_buffer_);
@@ -175,6 +181,14 @@ class StreamEnd : public std::enable_shared_from_this<StreamEnd> {
 
  private:
   struct Item {
+    Item() = default;
+    Item(ByteBuffer* taken, size_t n) : buffer(Take(taken)), bytes(n) {}
+    Item(Item&& other) noexcept : buffer(Take(&other.buffer)), bytes(std::exchange(other.bytes, 0)) {}
+    Item& operator=(Item&& other) noexcept {
+      buffer.Swap(&other.buffer);
+      std::swap(bytes, other.bytes);
+      return *this;
+    }
     ByteBuffer buffer;
     size_t bytes = 0;
   };
@@ -228,7 +242,7 @@ class Handle : public ByteStream {
  public:
   explicit Handle(std::shared_ptr<StreamEnd> end) : end_(std::move(end)) {}
   ~Handle() override { end_->Close(absl::OkStatus()); }
-  void Write(ByteBuffer message) override { end_->Write(std::move(message)); }
+  void Write(ByteBuffer message) override { end_->Write(Take(&message)); }
   size_t queued_bytes() const override { return end_->queued_bytes(); }
   void Close(const absl::Status& status) override { end_->Close(status); }
 

@@ -23,6 +23,13 @@ constexpr int kOpener = 0;
 constexpr int kAccepter = 1;
 constexpr int kEventsPerTurn = 32;  // events of one end in a row before others get the thread
 
+// ByteBuffer has no move, only a copy (of references, with allocations) and Swap.
+grpc::ByteBuffer Take(grpc::ByteBuffer* buffer) {
+  grpc::ByteBuffer taken;
+  taken.Swap(buffer);
+  return taken;
+}
+
 uint64_t Mix(uint64_t x) {  // the finalizer of splitmix64
   x += 0x9e3779b97f4a7c15u;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -213,7 +220,7 @@ class InProcessStream : public ByteStream {
  public:
   InProcessStream(std::shared_ptr<Connection> connection, int side) : connection_(std::move(connection)), side_(side) {}
   ~InProcessStream() override { connection_->Close(side_, absl::OkStatus()); }
-  void Write(grpc::ByteBuffer message) override { connection_->Write(side_, std::move(message)); }
+  void Write(grpc::ByteBuffer message) override { connection_->Write(side_, Take(&message)); }
   size_t queued_bytes() const override { return connection_->QueuedBytes(side_); }
   void Close(const absl::Status& status) override { connection_->Close(side_, status); }
 
@@ -299,7 +306,8 @@ void Connection::Write(int side, grpc::ByteBuffer message) {
   End& to = ends_[1 - side];
   if (to.closed || to.close_now.has_value()) return;
   const size_t bytes = message.Length();
-  to.inbox.push_back(Event{DrawDue(1 - side), std::move(message), bytes});
+  to.inbox.push_back({DrawDue(1 - side), grpc::ByteBuffer(), bytes});
+  to.inbox.back().message.Swap(&message);
   to.inbox_bytes += bytes;
   Schedule(1 - side);
 }
@@ -384,7 +392,7 @@ Connection::Turn Connection::TakeTurn(int side) {
     turn.status = *end.close_now;
   } else if (!end.inbox.empty()) {
     turn.kind = Turn::kMessage;
-    turn.message = std::move(end.inbox.front().message);
+    turn.message.Swap(&end.inbox.front().message);
     end.inbox_bytes -= end.inbox.front().bytes;
     end.inbox.pop_front();
   } else {
@@ -443,7 +451,7 @@ void Connection::Run(int side) {
         RunAccept();
         break;
       case Turn::kMessage:
-        turn.handler->OnMessage(std::move(turn.message));
+        turn.handler->OnMessage(Take(&turn.message));
         break;
       case Turn::kClosed:
         if (turn.handler != nullptr) turn.handler->OnClosed(turn.status);
