@@ -2,8 +2,8 @@
 // The format is stated in docs/checkpoint_format.md.
 //
 //   <root>/<directory>/t<timeline>-v<version>/            published (complete, synced, renamed from the staging folder)
-//       shard-00003-of-00016.safetensors                  one per shard; tensors "<slot>.<first element>" [elements] F32
-//       manifest.json                                     v1::CheckpointManifest
+//       shard-00003-of-00016.safetensors                  one per shard; tensors "<slot>.<first element>" [elements]
+//       F32 manifest.json                                     v1::CheckpointManifest
 //   <root>/<directory>/staging-t<timeline>-v<version>/    being written
 #ifndef SLUICE_COMMON_CHECKPOINT_H_
 #define SLUICE_COMMON_CHECKPOINT_H_
@@ -24,13 +24,13 @@ std::string CheckpointFolderName(uint64_t timeline, uint64_t version);  // "t1-v
 std::string StagingFolderName(uint64_t timeline, uint64_t version);
 std::string ShardFileName(uint32_t shard, uint32_t shards);
 
-// Writes one shard's file piece by piece, in any order. Not thread-safe. The header is fixed at creation from the pieces'
-// table, so that bytes can be written as they come (pwrite).
+// Writes one shard's file piece by piece, in any order. Not thread-safe. The header is fixed at creation from the
+// pieces' table, so that bytes can be written as they come (pwrite).
 class ShardFileWriter {
  public:
   struct Piece {
-    std::string slot;       // "value", "m", ...
-    uint64_t first = 0;     // element of the parameter space
+    std::string slot;    // "value", "m", ...
+    uint64_t first = 0;  // element of the parameter space
     uint64_t elements = 0;
   };
   // Creates `path` (parents too), replacing what an earlier life left there. RESOURCE_EXHAUSTED on a full disk.
@@ -38,24 +38,29 @@ class ShardFileWriter {
   virtual ~ShardFileWriter() = default;
   // One whole piece, each exactly once.
   virtual absl::Status Write(const std::string& slot, uint64_t first, absl::Span<const float> values) = 0;
-  // All pieces are there: fsync; size and crc32 of the file. FAILED_PRECONDITION names a missing piece.
+  // All pieces are there: fsync; name, size, crc32 and (from the name) shard of the file. FAILED_PRECONDITION names a
+  // missing piece. After an error every further call returns it: the file must be created anew.
   virtual absl::StatusOr<v1::CheckpointFile> Finish() = 0;
 };
 
-// Writes manifest.json into the staging folder, syncs, renames it to its published name, syncs the parent. Idempotent: a
-// folder published before is left as it is. `base` is <root>/<directory>. Returns the published folder.
+// Writes manifest.json (format version and checksum filled in) into the staging folder, syncs, renames it to its
+// published name, syncs the parent. Idempotent: a folder published before is left as it is. `base` is
+// <root>/<directory>. Returns the published folder. DATA_LOSS / NOT_FOUND where a file that the manifest lists is not
+// there in its size.
 absl::StatusOr<std::string> PublishCheckpoint(const std::string& base, const v1::CheckpointManifest& manifest);
 
-// Published checkpoints under `base`, oldest first (by timeline, then version). A missing folder is an empty list.
+// Published checkpoints under `base`, oldest first (by timeline, then version). A missing folder is an empty list; a
+// folder whose manifest cannot be read is left out, with a warning in the log.
 absl::StatusOr<std::vector<v1::CheckpointManifest>> ListCheckpoints(const std::string& base);
-// Removes a published or a staging folder; NOT_FOUND is ok.
+// Removes a published or a staging folder; that it is not there is ok. It is renamed first, so a half-removed one is
+// never listed. INVALID_ARGUMENT for a folder with another kind of name.
 absl::Status RemoveCheckpoint(const std::string& folder);
 
 // A published checkpoint, open for reading. Thread-safe.
 class CheckpointReader {
  public:
-  // Checks manifest, sizes and headers; with `verify` also every file's crc32. DATA_LOSS names file and cause; NOT_FOUND a
-  // missing file.
+  // Checks manifest, sizes and headers; with `verify` also every file's crc32. DATA_LOSS names file and cause;
+  // NOT_FOUND a missing file.
   static absl::StatusOr<std::unique_ptr<CheckpointReader>> Open(const std::string& folder, bool verify);
   virtual ~CheckpointReader() = default;
   virtual const v1::CheckpointManifest& manifest() const = 0;
@@ -76,8 +81,9 @@ class Gpt2FolderReader {
 // Reads config.json of a Hugging Face GPT-2 folder.
 absl::StatusOr<v1::Gpt2Spec> ReadGpt2Config(const std::string& folder);
 
-// Writes config.json and model.safetensors (names with "transformer." left out, as GPT2Model saves them: wte.weight,
-// h.0.attn.c_attn.weight [C, 3C], ...). `values`: the whole space. The folder appears whole or not at all.
+// Writes config.json and model.safetensors (names without "transformer.", as GPT2Model saves them: wte.weight,
+// h.0.attn.c_attn.weight [C, 3C], ...). `values`: the whole space. The folder appears whole or not at all; an earlier
+// export is replaced; ALREADY_EXISTS where the folder holds anything else.
 absl::Status ExportGpt2(const v1::Gpt2Spec& spec, absl::Span<const float> values, const std::string& folder);
 
 }  // namespace sluice
