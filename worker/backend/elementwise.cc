@@ -12,26 +12,25 @@
 HWY_BEFORE_NAMESPACE();
 namespace sluice::kernels::HWY_NAMESPACE {
 
-// With u = sqrt(2/pi) (x + 0.044715 x^3): (1 + tanh u) / 2 = 1 / (1 + e^-2u) = s, so gelu = x s and
-// gelu' = s + x s (1 - s) 2u'.
-HWY_INLINE V Sigmoid2u(D d, V x, V x2) {
-  const V u = hn::Mul(
-      x, hn::MulAdd(x2, hn::Set(d, -2 * 0.7978845608028654f * 0.044715f), hn::Set(d, -2 * 0.7978845608028654f)));
-  const V one = hn::Set(d, 1.0f);
-  return hn::Div(one, hn::Add(one, Exp(d, u)));
+// With u = sqrt(2/pi) (x + 0.044715 x^3) and e = e^-2u: (1 + tanh u) / 2 = 1 / (1 + e) = s, so gelu = x s and
+// gelu' = s + x e s^2 2u'.
+HWY_INLINE V ExpMinus2u(D d, V x, V x2) {
+  const V slope =
+      hn::MulAdd(x2, hn::Set(d, -2 * 0.7978845608028654f * 0.044715f), hn::Set(d, -2 * 0.7978845608028654f));
+  return Exp(d, hn::Mul(x, slope));
 }
 
-HWY_INLINE V Gelu(D d, V x) { return hn::Mul(x, Sigmoid2u(d, x, hn::Mul(x, x))); }
+HWY_INLINE V Gelu(D d, V x) { return hn::Div(x, hn::Add(hn::Set(d, 1.0f), ExpMinus2u(d, x, hn::Mul(x, x)))); }
 
 HWY_INLINE V GeluSlope(D d, V x) {
-  const V x2 = hn::Mul(x, x);
-  const V s = Sigmoid2u(d, x, x2);
+  const V x2 = hn::Mul(x, x), one = hn::Set(d, 1.0f);
+  const V e = ExpMinus2u(d, x, x2);
+  const V s = hn::Div(one, hn::Add(one, e));
   const V slope =
       hn::MulAdd(x2, hn::Set(d, 2 * 3 * 0.7978845608028654f * 0.044715f), hn::Set(d, 2 * 0.7978845608028654f));
-  // Where s is 1 or 0 the rest is 0, also for an x so large that x^3 is infinite.
-  const V rest = hn::Mul(hn::Mul(x, slope), hn::Mul(s, hn::Sub(hn::Set(d, 1.0f), s)));
-  const V flat = hn::Abs(x);
-  return hn::Add(s, hn::IfThenZeroElse(hn::Gt(flat, hn::Set(d, 20.0f)), rest));
+  // Beyond 10 the second term is below 1e-35, and e may be infinite.
+  const V rest = hn::Mul(hn::Mul(x, slope), hn::Mul(hn::Mul(e, s), s));
+  return hn::Add(s, hn::IfThenZeroElse(hn::Gt(hn::Abs(x), hn::Set(d, 10.0f)), rest));
 }
 
 void AddBiasBlock(Block b, float* x, const float* bias) {

@@ -1,13 +1,17 @@
 // Matrix products over oneDNN's sgemm. Threads are ours: oneDNN runs on one thread in each part, so that its OpenMP
 // team never comes to life.
-#include <omp.h>
-
 #include <algorithm>
 #include <atomic>
 #include <oneapi/dnnl/dnnl.hpp>
 
 #include "absl/strings/str_cat.h"
 #include "worker/backend/kernels.h"
+
+// Of OpenMP's run-time library; its header is the compiler's own, and not every compiler here has one.
+extern "C" {
+int omp_get_max_threads();
+void omp_set_num_threads(int threads);
+}
 
 namespace sluice::kernels {
 namespace {

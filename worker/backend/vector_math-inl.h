@@ -77,7 +77,7 @@ HWY_INLINE V Exp(D d, V x) {
   y = hn::Mul(y, hn::BitCast(d, hn::ShiftLeft<23>(hn::Add(hn::Sub(whole, half), bias))));
   y = hn::IfThenZeroElse(hn::Lt(x, low), y);
   y = hn::IfThenElse(hn::Gt(x, high), hn::Set(d, std::numeric_limits<float>::infinity()), y);
-  return hn::IfThenElse(hn::Ne(x, x), x, y);
+  return hn::IfThenElse(hn::IsNaN(x), x, y);
 }
 
 }  // namespace sluice::kernels::HWY_NAMESPACE
