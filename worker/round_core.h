@@ -80,7 +80,7 @@ struct WorkSum {
 // Not thread-safe.
 class RoundCore {
  public:
-  enum class Phase { kIdle, kStopping, kPulling, kEvaluating, kComputing, kFinished, kEnded };
+  enum class Phase { kIdle, kStopping, kPulling, kEvaluating, kComputing, kWaiting, kFinished, kEnded };
 
   RoundCore(const ProtocolRules& rules, RoundActions* actions);
 
@@ -130,6 +130,7 @@ class RoundCore {
   void Step();
   void BeginGeneration();
   void BeginRound();
+  void Advance();
   void Issue(uint64_t chunk);
   void SendPush(uint64_t chunk);
   void Keep(v1::RoundReport::Kind kind, uint64_t round, const WorkSum& sum);

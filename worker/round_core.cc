@@ -1,0 +1,319 @@
+#include "worker/round_core.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/log.h"
+
+namespace sluice {
+namespace {
+
+uint32_t IndexOf(std::vector<ServerEnd>* servers, const v1::Member& member) {
+  for (uint32_t i = 0; i < servers->size(); ++i) {
+    if (SameNode((*servers)[i].node, member.node())) return i;
+  }
+  servers->push_back({member.node(), member.address()});
+  return static_cast<uint32_t>(servers->size() - 1);
+}
+
+}  // namespace
+
+RoundCore::RoundCore(const ProtocolRules& rules, RoundActions* actions) : rules_(rules), actions_(actions) {}
+
+bool RoundCore::Current(uint64_t generation, uint64_t round, Phase phase) const {
+  return phase_ == phase && generation == this->generation() && round == round_;
+}
+
+// ---------------------------------------------------------------- generations
+void RoundCore::OnPlan(std::shared_ptr<const Layout> layout, uint32_t rank) {
+  if (phase_ == Phase::kEnded || (layout_ && layout->generation() <= generation())) return;
+  if (layout_) actions_->CloseStreams();
+  if (busy_ && phase_ != Phase::kStopping) actions_->CancelWork();
+  layout_ = std::move(layout);
+  rank_ = rank;
+  phase_ = Phase::kStopping;
+  chunks_.clear();  // with them the values that were kept
+  servers_.clear();
+  up_.clear();
+  reports_.clear();
+  Step();
+}
+
+void RoundCore::BeginGeneration() {
+  const v1::Plan& plan = layout_->plan();
+  round_ = plan.start();
+  evaluated_ = computed_ = false;
+  at_current_ = at_next_ = 0;
+  std::vector<uint32_t> primary, tail;
+  for (uint32_t shard = 0; shard < plan.shards(); ++shard) {
+    primary.push_back(IndexOf(&servers_, layout_->primary(shard)));
+    tail.push_back(IndexOf(&servers_, layout_->tail(shard)));
+  }
+  holder_ = primary[0];
+  up_.assign(servers_.size(), false);
+  const ChunkTable& table = layout_->table();
+  chunks_.assign(table.chunks(), Chunk());
+  for (uint64_t i = 0; i < chunks_.size(); ++i) {
+    Chunk& chunk = chunks_[i];
+    chunk.primary = primary[table.shard(i)];
+    chunk.tail = tail[table.shard(i)];
+    chunk.want = round_;
+    chunk.unready = table.range(i).size();
+  }
+  phase_ = Phase::kPulling;
+  actions_->OpenStreams(layout_, servers_);
+}
+
+void RoundCore::OnEnd() {
+  if (phase_ == Phase::kEnded) return;
+  if (busy_ && phase_ != Phase::kStopping) actions_->CancelWork();
+  if (layout_) actions_->CloseStreams();
+  phase_ = Phase::kEnded;
+  chunks_.clear();
+  up_.clear();
+}
+
+// ---------------------------------------------------------------- rounds
+void RoundCore::Step() {
+  switch (phase_) {
+    case Phase::kStopping:
+      if (!busy_ && installing_ == 0) BeginGeneration();
+      break;
+    case Phase::kPulling:
+      if (at_current_ == chunks_.size()) BeginRound();
+      break;
+    case Phase::kWaiting:
+      if (at_next_ == chunks_.size()) Advance();
+      break;
+    default:
+      break;
+  }
+}
+
+void RoundCore::Advance() {
+  ++round_;
+  evaluated_ = computed_ = false;
+  at_next_ = 0;
+  for (uint64_t i = 0; i < chunks_.size(); ++i) {
+    chunks_[i].pushed = false;
+    chunks_[i].unready = layout_->table().range(i).size();
+  }
+  // A report of the round before may still be lost with its stream; an older one cannot (the holder has had later pushes).
+  std::erase_if(reports_, [this](const v1::RoundReport& report) { return report.round() + 1 < round_; });
+  BeginRound();
+}
+
+void RoundCore::BeginRound() {
+  if (round_ > 0 && layout_->EvaluateAt(round_) && !evaluated_) {
+    phase_ = Phase::kEvaluating;
+    busy_ = true;
+    actions_->StartEvaluation(generation(), round_);
+  } else if (round_ >= layout_->rounds()) {
+    phase_ = Phase::kFinished;  // stays in the gang until the job ends
+  } else {
+    phase_ = Phase::kComputing;
+    busy_ = true;
+    actions_->StartCompute(generation(), round_);
+  }
+}
+
+void RoundCore::Keep(v1::RoundReport::Kind kind, uint64_t round, const WorkSum& sum) {
+  v1::RoundReport& report = reports_.emplace_back();
+  report.set_generation(generation());
+  report.set_round(round);
+  report.set_contributor(rank_);
+  report.set_kind(kind);
+  report.set_loss_sum(sum.loss);
+  report.set_count(sum.count);
+  report.set_correct(sum.correct);
+  report.set_compute_seconds(sum.seconds);
+  if (up_[holder_]) actions_->Report(holder_, report);
+}
+
+void RoundCore::OnBatch(uint64_t generation, uint64_t round, double count) {
+  if (!Current(generation, round, Phase::kComputing)) return;
+  count_ = count;
+  if (count > 0) return;
+  for (uint64_t i = 0; i < chunks_.size(); ++i) Issue(i);
+}
+
+void RoundCore::OnGradientReady(uint64_t generation, uint64_t round, Range range) {
+  if (!Current(generation, round, Phase::kComputing) || range.size() == 0) return;
+  const ChunkTable& table = layout_->table();
+  CHECK(range.begin < range.end && range.end <= table.parameters(), "gradient range [{}, {}) of {} elements", range.begin,
+        range.end, table.parameters());
+  for (uint64_t i = table.chunk_at(range.begin); i <= table.chunk_at(range.end - 1); ++i) {
+    const Range chunk = table.range(i);
+    const uint64_t ready = std::min(chunk.end, range.end) - std::max(chunk.begin, range.begin);
+    CHECK(ready <= chunks_[i].unready, "the gradient of chunk {} became ready twice in round {}", i, round);
+    chunks_[i].unready -= ready;
+    if (chunks_[i].unready == 0) Issue(i);
+  }
+}
+
+// The backward is past the chunk: its contribution leaves and its parameters may be replaced.
+void RoundCore::Issue(uint64_t index) {
+  Chunk& chunk = chunks_[index];
+  chunk.pushed = true;
+  if (chunk.want <= round_ + 1) SendPush(index);  // else it is committed already
+  if (chunk.kept) HandOut(index, round_ + 1, std::exchange(chunk.kept, nullptr));
+}
+
+void RoundCore::SendPush(uint64_t index) {
+  const Chunk& chunk = chunks_[index];
+  if (!up_[chunk.primary]) return;  // goes out when the stream opens
+  v1::ChunkHeader header;
+  header.set_chunk(index);
+  header.set_generation(generation());
+  header.set_round(round_);
+  header.set_contributor(rank_);
+  header.set_elements(count_ > 0 ? layout_->table().range(index).size() : 0);
+  header.set_count(count_);
+  header.set_space(layout_->plan().space());
+  actions_->Push(chunk.primary, header);
+}
+
+void RoundCore::OnComputed(uint64_t generation, uint64_t round, const WorkSum& sum) {
+  CHECK(busy_, "work ended twice");
+  busy_ = false;
+  if (Current(generation, round, Phase::kComputing)) {
+    for (uint64_t i = 0; i < chunks_.size(); ++i) {
+      CHECK(chunks_[i].pushed, "round {} was computed, but the gradient of chunk {} lacks {} elements", round, i,
+            chunks_[i].unready);
+    }
+    computed_ = true;
+    phase_ = Phase::kWaiting;
+    Keep(v1::RoundReport::TRAIN, round, sum);
+  }
+  Step();
+}
+
+void RoundCore::OnEvaluated(uint64_t generation, uint64_t version, const WorkSum& sum) {
+  CHECK(busy_, "work ended twice");
+  busy_ = false;
+  if (Current(generation, version, Phase::kEvaluating)) {
+    evaluated_ = true;
+    Keep(v1::RoundReport::EVALUATION, version, sum);
+    BeginRound();
+    return;
+  }
+  Step();
+}
+
+void RoundCore::OnStopped(uint64_t generation) {
+  CHECK(busy_, "work ended twice");
+  busy_ = false;
+  Step();
+}
+
+// ---------------------------------------------------------------- streams
+void RoundCore::OnStreamUp(uint64_t generation, size_t server) {
+  if (generation != this->generation() || server >= up_.size()) return;
+  up_[server] = true;
+  v1::Subscribe subscribe;
+  subscribe.set_generation(generation);
+  v1::Want* want = nullptr;
+  for (uint64_t i = 0; i < chunks_.size(); ++i) {
+    if (chunks_[i].tail != server) continue;
+    // One range as long as the version is the same; chunks of other servers in between are passed over.
+    if (want == nullptr || want->version() != chunks_[i].want) {
+      want = subscribe.add_wants();
+      want->set_first_chunk(i);
+      want->set_version(chunks_[i].want);
+    }
+    want->set_chunks(i + 1 - want->first_chunk());
+  }
+  if (subscribe.wants_size() > 0) actions_->Subscribe(server, subscribe);
+  if (server == holder_) {
+    for (const v1::RoundReport& report : reports_) actions_->Report(server, report);
+  }
+  for (uint64_t i = 0; i < chunks_.size(); ++i) {
+    if (chunks_[i].primary == server && chunks_[i].pushed && chunks_[i].want <= round_ + 1) SendPush(i);
+  }
+}
+
+void RoundCore::OnStreamDown(uint64_t generation, size_t server) {
+  if (generation == this->generation() && server < up_.size()) up_[server] = false;
+}
+
+// ---------------------------------------------------------------- commits
+absl::Status RoundCore::OnCommit(const v1::ChunkHeader& header, std::shared_ptr<const CommitValue> value) {
+  if (header.generation() != generation() && rules_.fencing) return absl::OkStatus();
+  if (chunks_.empty()) return absl::OkStatus();
+  const uint64_t index = header.chunk(), version = header.round();
+  if (header.space() != layout_->plan().space() || index >= chunks_.size()) {
+    return absl::OutOfRangeError(absl::StrCat("commit of chunk ", index, " of space ", header.space(), "; the plan has ",
+                                              chunks_.size(), " chunks in space ", layout_->plan().space()));
+  }
+  const uint64_t elements = layout_->table().range(index).size();
+  if (header.elements() != elements || header.encoding() != v1::F32) {
+    return absl::InvalidArgumentError(absl::StrCat("commit of chunk ", index, " has ", header.elements(),
+                                                   " elements in encoding ", header.encoding(), "; expected ", elements,
+                                                   " in F32"));
+  }
+  Chunk& chunk = chunks_[index];
+  if (version < chunk.want) return absl::OkStatus();  // seen already
+  if (version > chunk.want || version > round_ + 1) {
+    return absl::InvalidArgumentError(absl::StrCat("commit of chunk ", index, " at version ", version, "; expected ",
+                                                   chunk.want, " in round ", round_));
+  }
+  ++chunk.want;
+  if (version == round_ + 1 && !chunk.pushed) {
+    chunk.kept = std::move(value);
+  } else {
+    HandOut(index, version, std::move(value));
+  }
+  return absl::OkStatus();
+}
+
+void RoundCore::HandOut(uint64_t chunk, uint64_t version, std::shared_ptr<const CommitValue> value) {
+  ++installing_;
+  actions_->Install(generation(), chunk, version, std::move(value));
+}
+
+void RoundCore::OnInstalled(uint64_t generation, uint64_t chunk, uint64_t version) {
+  CHECK(installing_ > 0, "an install was reported twice");
+  --installing_;
+  if (generation == this->generation() && !chunks_.empty()) {
+    chunks_[chunk].installed = static_cast<int64_t>(version);
+    ++(version == round_ ? at_current_ : at_next_);
+  }
+  Step();
+}
+
+// ---------------------------------------------------------------- for people
+std::string RoundCore::Describe() const {
+  if (!layout_) return "no plan yet";
+  std::string text = absl::StrCat("job ", layout_->plan().job_id(), " generation ", generation(), " rank ", rank_, " round ",
+                                  round_, ": ");
+  const uint64_t missing = phase_ == Phase::kPulling ? round_ : round_ + 1;
+  switch (phase_) {
+    case Phase::kStopping:
+      return absl::StrCat(text, "stops what is under way (", busy_ ? "work" : "", busy_ && installing_ ? ", " : "",
+                          installing_ ? absl::StrCat(installing_, " installs") : "", ")");
+    case Phase::kEvaluating:
+      return text + "evaluates";
+    case Phase::kComputing:
+      return text + "computes";
+    case Phase::kFinished:
+      return text + "waits for the end of the job";
+    case Phase::kPulling:
+    case Phase::kWaiting:
+      break;
+    default:
+      return text + (phase_ == Phase::kEnded ? "ended" : "idle");
+  }
+  uint64_t lacking = 0;
+  std::string first;
+  for (uint64_t i = 0; i < chunks_.size(); ++i) {
+    if (chunks_[i].installed >= static_cast<int64_t>(missing)) continue;
+    if (lacking++ > 0) continue;
+    const ServerEnd& server = servers_[chunks_[i].tail];
+    first = absl::StrCat("the first is chunk ", i, " from ", server.node.name(), " at ", server.address,
+                         up_[chunks_[i].tail] ? "" : ", whose stream is down");
+  }
+  return absl::StrCat(text, "waits for ", lacking, " of ", chunks_.size(), " chunks at version ", missing, " (", first, ")");
+}
+
+}  // namespace sluice
