@@ -99,7 +99,8 @@ void RoundCore::Advance() {
     chunks_[i].pushed = false;
     chunks_[i].unready = layout_->table().range(i).size();
   }
-  // A report of the round before may still be lost with its stream; an older one cannot (the holder has had later pushes).
+  // A report of the round before may still be lost with its stream; an older one cannot (the holder has had later
+  // pushes).
   std::erase_if(reports_, [this](const v1::RoundReport& report) { return report.round() + 1 < round_; });
   BeginRound();
 }
@@ -141,8 +142,8 @@ void RoundCore::OnBatch(uint64_t generation, uint64_t round, double count) {
 void RoundCore::OnGradientReady(uint64_t generation, uint64_t round, Range range) {
   if (!Current(generation, round, Phase::kComputing) || range.size() == 0) return;
   const ChunkTable& table = layout_->table();
-  CHECK(range.begin < range.end && range.end <= table.parameters(), "gradient range [{}, {}) of {} elements", range.begin,
-        range.end, table.parameters());
+  CHECK(range.begin < range.end && range.end <= table.parameters(), "gradient range [{}, {}) of {} elements",
+        range.begin, range.end, table.parameters());
   for (uint64_t i = table.chunk_at(range.begin); i <= table.chunk_at(range.end - 1); ++i) {
     const Range chunk = table.range(i);
     const uint64_t ready = std::min(chunk.end, range.end) - std::max(chunk.begin, range.begin);
@@ -243,8 +244,9 @@ absl::Status RoundCore::OnCommit(const v1::ChunkHeader& header, std::shared_ptr<
   if (chunks_.empty()) return absl::OkStatus();
   const uint64_t index = header.chunk(), version = header.round();
   if (header.space() != layout_->plan().space() || index >= chunks_.size()) {
-    return absl::OutOfRangeError(absl::StrCat("commit of chunk ", index, " of space ", header.space(), "; the plan has ",
-                                              chunks_.size(), " chunks in space ", layout_->plan().space()));
+    return absl::OutOfRangeError(absl::StrCat("commit of chunk ", index, " of space ", header.space(),
+                                              "; the plan has ", chunks_.size(), " chunks in space ",
+                                              layout_->plan().space()));
   }
   const uint64_t elements = layout_->table().range(index).size();
   if (header.elements() != elements || header.encoding() != v1::F32) {
@@ -285,8 +287,8 @@ void RoundCore::OnInstalled(uint64_t generation, uint64_t chunk, uint64_t versio
 // ---------------------------------------------------------------- for people
 std::string RoundCore::Describe() const {
   if (!layout_) return "no plan yet";
-  std::string text = absl::StrCat("job ", layout_->plan().job_id(), " generation ", generation(), " rank ", rank_, " round ",
-                                  round_, ": ");
+  std::string text = absl::StrCat("job ", layout_->plan().job_id(), " generation ", generation(), " rank ", rank_,
+                                  " round ", round_, ": ");
   const uint64_t missing = phase_ == Phase::kPulling ? round_ : round_ + 1;
   switch (phase_) {
     case Phase::kStopping:
@@ -313,7 +315,8 @@ std::string RoundCore::Describe() const {
     first = absl::StrCat("the first is chunk ", i, " from ", server.node.name(), " at ", server.address,
                          up_[chunks_[i].tail] ? "" : ", whose stream is down");
   }
-  return absl::StrCat(text, "waits for ", lacking, " of ", chunks_.size(), " chunks at version ", missing, " (", first, ")");
+  return absl::StrCat(text, "waits for ", lacking, " of ", chunks_.size(), " chunks at version ", missing, " (", first,
+                      ")");
 }
 
 }  // namespace sluice

@@ -1,0 +1,325 @@
+#include "worker/ps_client.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/log.h"
+#include "common/status_macros.h"
+#include "common/version.h"
+
+namespace sluice {
+namespace {
+
+constexpr int kMaxRefusals = 5;
+
+// Whether a refusal with this code stays the same however often it is tried.
+bool Lasting(const absl::Status& status) {
+  switch (status.code()) {
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kOutOfRange:
+    case absl::StatusCode::kFailedPrecondition:
+    case absl::StatusCode::kUnimplemented:
+    case absl::StatusCode::kPermissionDenied:
+    case absl::StatusCode::kUnauthenticated:
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
+// Lets events through until the client stops, and tells when none is under way.
+struct PsClient::Gate {
+  bool Enter() {
+    absl::MutexLock lock(&mutex);
+    if (closed) return false;
+    ++inside;
+    return true;
+  }
+  void Leave() {
+    absl::MutexLock lock(&mutex);
+    --inside;
+  }
+  void CloseAndAwait() {
+    absl::MutexLock lock(&mutex);
+    closed = true;
+    const auto empty = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) { return inside == 0; };
+    mutex.Await(absl::Condition(&empty));
+  }
+
+  absl::Mutex mutex;
+  bool closed ABSL_GUARDED_BY(mutex) = false;
+  int inside ABSL_GUARDED_BY(mutex) = 0;
+};
+
+// Events of one stream.
+class PsClient::Handler : public StreamHandler {
+ public:
+  Handler(PsClient* client, std::shared_ptr<Gate> gate, const StreamKey& key)
+      : client_(client), gate_(std::move(gate)), key_(key) {}
+
+  void OnMessage(grpc::ByteBuffer message) override {
+    if (!gate_->Enter()) return;
+    client_->HandleMessage(key_, std::move(message));
+    gate_->Leave();
+  }
+  void OnClosed(const absl::Status& status) override {
+    if (!gate_->Enter()) return;
+    client_->HandleClosed(key_, status);
+    gate_->Leave();
+  }
+
+ private:
+  PsClient* const client_;  // valid while inside the gate
+  const std::shared_ptr<Gate> gate_;
+  const StreamKey key_;
+};
+
+PsClient::PsClient(const PsClientOptions& options, Events* events)
+    : options_(options), events_(events), gate_(std::make_shared<Gate>()), thread_([this] { ClientThread(); }) {}
+
+PsClient::~PsClient() { Stop(); }
+
+// ---------------------------------------------------------------- the owner's side
+void PsClient::Open(uint64_t generation, uint32_t contributor, std::vector<ServerEnd> servers) {
+  absl::MutexLock lock(&mutex_);
+  for (auto& link : links_) Drop(*link);
+  links_.clear();
+  generation_ = generation;
+  contributor_ = contributor;
+  for (ServerEnd& server : servers) {
+    auto link = std::make_unique<Link>();
+    link->server = std::move(server);
+    link->queue = PushQueue(options_.window);
+    link->next_try = absl::InfinitePast();
+    link->delay = options_.first_delay;
+    links_.push_back(std::move(link));
+  }
+  changed_ = true;
+}
+
+void PsClient::Close() {
+  absl::MutexLock lock(&mutex_);
+  for (auto& link : links_) Drop(*link);
+  links_.clear();
+  changed_ = true;
+}
+
+void PsClient::Stop() {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (stopping_) return;
+    for (auto& link : links_) Drop(*link);
+    links_.clear();
+    stopping_ = true;
+  }
+  thread_.join();
+  gate_->CloseAndAwait();
+}
+
+void PsClient::Subscribe(uint64_t generation, size_t server, const v1::Subscribe& subscribe) {
+  absl::MutexLock lock(&mutex_);
+  Link* link = FindUp(generation, server);
+  if (link == nullptr) return;
+  v1::ChunkFrame frame;
+  *frame.mutable_subscribe() = subscribe;
+  link->stream->Write(EncodeFrame(frame, {}));
+}
+
+void PsClient::Report(uint64_t generation, size_t server, const v1::RoundReport& report) {
+  absl::MutexLock lock(&mutex_);
+  Link* link = FindUp(generation, server);
+  if (link == nullptr) return;
+  v1::ChunkFrame frame;
+  *frame.mutable_report() = report;
+  link->stream->Write(EncodeFrame(frame, {}));
+}
+
+void PsClient::Push(uint64_t generation, size_t server, const v1::ChunkHeader& header, BorrowedBytes bytes) {
+  absl::MutexLock lock(&mutex_);
+  Link* link = FindUp(generation, server);
+  if (link != nullptr) link->queue.Add(header, std::move(bytes));
+}
+
+void PsClient::Flush() {
+  absl::MutexLock lock(&mutex_);
+  for (auto& link : links_) Pump(*link);
+}
+
+void PsClient::DropBefore(uint64_t round) {
+  absl::MutexLock lock(&mutex_);
+  for (auto& link : links_) link->queue.DropBefore(round);
+}
+
+PsClient::Link* PsClient::Find(const StreamKey& key) {
+  if (key.generation != generation_ || key.server >= links_.size()) return nullptr;
+  Link* link = links_[key.server].get();
+  return link->life == key.life ? link : nullptr;
+}
+
+PsClient::Link* PsClient::FindUp(uint64_t generation, size_t server) {
+  if (generation != generation_ || server >= links_.size()) return nullptr;
+  Link* link = links_[server].get();
+  return link->stream != nullptr ? link : nullptr;
+}
+
+void PsClient::Pump(Link& link) {
+  if (link.stream == nullptr) return;
+  v1::ChunkFrame control;
+  std::vector<BorrowedBytes> payload;
+  while (link.queue.Next(&control, &payload)) link.stream->Write(EncodeFrame(control, payload));
+}
+
+void PsClient::Drop(Link& link) {
+  if (link.stream != nullptr) dropped_.push_back(std::move(link.stream));
+  link.stream = nullptr;
+  changed_ = true;
+}
+
+// ---------------------------------------------------------------- opening
+absl::Time PsClient::NextTry() const {
+  absl::Time next = absl::InfiniteFuture();
+  for (const auto& link : links_) {
+    if (link->stream == nullptr && !link->opening) next = std::min(next, link->next_try);
+  }
+  return next;
+}
+
+void PsClient::ClientThread() {
+  for (;;) {
+    std::vector<std::shared_ptr<ByteStream>> dropped;
+    std::vector<std::pair<StreamKey, std::string>> due;
+    bool stopping = false;
+    {
+      absl::MutexLock lock(&mutex_);
+      const auto ready = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stopping_ || changed_; };
+      mutex_.AwaitWithDeadline(absl::Condition(&ready), NextTry());
+      changed_ = false;
+      stopping = stopping_;
+      dropped.swap(dropped_);
+      const absl::Time now = absl::Now();
+      for (size_t i = 0; i < links_.size(); ++i) {
+        Link& link = *links_[i];
+        if (link.stream != nullptr || link.opening || link.next_try > now) continue;
+        link.opening = true;
+        link.refusal = absl::OkStatus();
+        due.push_back({{generation_, ++link.life, i}, link.server.address});
+      }
+    }
+    for (auto& stream : dropped) stream->Close(absl::CancelledError("the worker closed the stream"));
+    dropped.clear();
+    if (stopping) return;
+    for (const auto& [key, address] : due) OpenLink(key, address);
+  }
+}
+
+void PsClient::OpenLink(const StreamKey& key, const std::string& address) {
+  std::shared_ptr<ByteStream> stream =
+      options_.transport->Open(address, Plane::kParameter, std::make_shared<Handler>(this, gate_, key));
+  {
+    absl::MutexLock lock(&mutex_);
+    Link* link = Find(key);
+    if (link == nullptr || !link->opening) {  // another generation, or it broke already
+      dropped_.push_back(std::move(stream));
+      changed_ = true;
+      return;
+    }
+    link->opening = false;
+    link->stream = std::move(stream);
+    link->queue = PushQueue(options_.window);
+    v1::ChunkFrame frame;
+    v1::StreamHello* hello = frame.mutable_hello();
+    hello->set_protocol_version(kProtocolVersion);
+    hello->set_job_id(options_.job_id);
+    *hello->mutable_node() = options_.node;
+    hello->set_contributor(contributor_);
+    hello->set_generation(generation_);
+    link->stream->Write(EncodeFrame(frame, {}));
+  }
+  events_->OnStreamUp(key.generation, key.server);
+}
+
+// ---------------------------------------------------------------- the transport's side
+void PsClient::HandleMessage(const StreamKey& key, grpc::ByteBuffer message) {
+  const absl::Status status = HandleFrame(key, std::move(message));
+  if (status.ok()) return;
+  std::string who;
+  {
+    absl::MutexLock lock(&mutex_);
+    Link* link = Find(key);
+    if (link == nullptr) return;
+    who = absl::StrCat(link->server.node.name(), " at ", link->server.address);
+  }
+  LOG_ERROR("job {} generation {}: {} sent what it must not: {}; the stream is opened anew", options_.job_id,
+            key.generation, who, status.ToString());
+  HandleClosed(key, status);
+}
+
+absl::Status PsClient::HandleFrame(const StreamKey& key, grpc::ByteBuffer message) {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (Find(key) == nullptr) return absl::OkStatus();  // of a stream that was given up
+  }
+  ASSIGN_OR_RETURN(ParsedFrame frame, ParseFrame(std::move(message)));
+  uint64_t elements = 0;
+  for (const v1::ChunkHeader& header : frame.control.header()) {
+    if (header.elements() > frame.payload.size()) elements = frame.payload.size();  // too long: fails below
+    elements += header.elements();
+  }
+  if (elements > frame.payload.size() || elements * sizeof(float) != frame.payload.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("payload of ", frame.payload.size(), " bytes; the headers say ", elements, " elements of 4"));
+  }
+  {
+    absl::MutexLock lock(&mutex_);
+    Link* link = Find(key);
+    if (link == nullptr) return absl::OkStatus();
+    if (frame.control.has_refusal()) {
+      const v1::Refusal& refusal = frame.control.refusal();
+      link->refusal =
+          absl::Status(static_cast<absl::StatusCode>(refusal.code()),
+                       absl::StrCat(refusal.message(), " (the server's generation is ", refusal.generation(), ")"));
+      return absl::OkStatus();  // the server ends the stream
+    }
+    link->failing_since = absl::InfiniteFuture();
+    link->delay = options_.first_delay;
+    if (frame.control.has_ack()) {
+      RETURN_IF_ERROR(link->queue.Acknowledge(frame.control.ack().bytes()));
+      Pump(*link);
+    }
+  }
+  if (frame.control.header_size() == 0) return absl::OkStatus();
+  return events_->OnCommits(key.generation, key.server, frame);
+}
+
+void PsClient::HandleClosed(const StreamKey& key, const absl::Status& closed) {
+  bool was_up = false, unreachable = false, refused = false;
+  absl::Status status = closed;
+  {
+    absl::MutexLock lock(&mutex_);
+    Link* link = Find(key);
+    if (link == nullptr || (link->stream == nullptr && !link->opening)) return;
+    was_up = link->stream != nullptr;
+    link->opening = false;
+    Drop(*link);
+    if (!link->refusal.ok()) status = link->refusal;
+    const absl::Time now = absl::Now();
+    link->next_try = now + link->delay;
+    link->delay = std::min(link->delay * 2, options_.last_delay);
+    if (Lasting(status)) refused = ++link->refusals == kMaxRefusals;
+    if (link->failing_since == absl::InfiniteFuture()) link->failing_since = now;
+    if (now - link->failing_since >= options_.accuse_after) {
+      unreachable = true;
+      link->failing_since = now;
+    }
+    LOG_DEBUG("job {} generation {}: stream to {} at {} ended: {}", options_.job_id, key.generation,
+              link->server.node.name(), link->server.address, status.ToString());
+  }
+  if (was_up) events_->OnStreamDown(key.generation, key.server, status);
+  if (unreachable) events_->OnUnreachable(key.generation, key.server, status);
+  if (refused) events_->OnRefused(key.generation, key.server, status);
+}
+
+}  // namespace sluice

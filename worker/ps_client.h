@@ -1,0 +1,124 @@
+// A worker's streams to the servers of one generation: opening and reopening, hello, the window of pushes, parsing of
+// what comes down. Which chunk is pushed or wanted when is the round core's business.
+#ifndef SLUICE_WORKER_PS_CLIENT_H_
+#define SLUICE_WORKER_PS_CLIENT_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "common/frame.h"
+#include "common/transport.h"
+#include "sluice/v1/parameter.pb.h"
+#include "sluice/v1/plan.pb.h"
+#include "worker/push_queue.h"
+#include "worker/round_core.h"
+
+namespace sluice {
+
+struct PsClientOptions {
+  std::string job_id;
+  v1::NodeId node;
+  Transport* transport = nullptr;  // outlives the client
+  size_t window = kPushWindow;
+  // Waits before a broken stream is opened again: doubled from the first to the last until a message has come down.
+  absl::Duration first_delay = absl::Milliseconds(10);
+  absl::Duration last_delay = absl::Milliseconds(500);
+  // A server from which nothing came for so long, all attempts having failed, is accused; again after as long.
+  absl::Duration accuse_after = absl::Seconds(1);
+};
+
+// Thread-safe. Nothing blocks but Stop and the destructor. Calls that name another generation than the last Open's, or
+// a server whose stream is down, do nothing: what they meant is said again when the stream opens.
+class PsClient {
+ public:
+  // Called on the transport's threads and the client's own, several at a time for different servers, never inside one
+  // of the client's methods and with none of its locks held. Not called after Stop.
+  class Events {
+   public:
+    virtual ~Events() = default;
+    virtual void OnStreamUp(uint64_t generation, size_t server) = 0;
+    virtual void OnStreamDown(uint64_t generation, size_t server, const absl::Status& status) = 0;
+    // Commits: headers with their payload (checked to be as long as the headers say). An error closes the stream.
+    virtual absl::Status OnCommits(uint64_t generation, size_t server, const ParsedFrame& frame) = 0;
+    virtual void OnUnreachable(uint64_t generation, size_t server, const absl::Status& status) = 0;
+    // The server keeps refusing this rank for a reason that trying again does not mend.
+    virtual void OnRefused(uint64_t generation, size_t server, const absl::Status& status) = 0;
+  };
+
+  PsClient(const PsClientOptions& options, Events* events);
+  ~PsClient();
+  PsClient(const PsClient&) = delete;
+  PsClient& operator=(const PsClient&) = delete;
+
+  // Drops all streams of the generation before and opens those of the new one.
+  void Open(uint64_t generation, uint32_t contributor, std::vector<ServerEnd> servers);
+  void Close();
+  // Closes, and returns when no event is being or will be delivered. Not from an event, nor under a lock that events
+  // take.
+  void Stop();
+
+  void Subscribe(uint64_t generation, size_t server, const v1::Subscribe& subscribe);
+  void Report(uint64_t generation, size_t server, const v1::RoundReport& report);
+  // Queues a contribution; it goes with the next Flush or acknowledgement that the window has room for.
+  void Push(uint64_t generation, size_t server, const v1::ChunkHeader& header, BorrowedBytes bytes);
+  void Flush();
+  // Contributions of earlier rounds that still wait are committed already.
+  void DropBefore(uint64_t round);
+
+ private:
+  class Handler;
+  struct Gate;
+  struct Link {
+    ServerEnd server;
+    uint64_t life = 0;                   // counts openings: events of an earlier stream are told apart
+    std::shared_ptr<ByteStream> stream;  // null while down
+    bool opening = false;                // Open was called, its result not yet noted
+    PushQueue queue;
+    absl::Time next_try;
+    absl::Duration delay;
+    absl::Time failing_since = absl::InfiniteFuture();
+    absl::Status refusal;  // as the present stream's refusal said
+    int refusals = 0;      // that trying again does not mend, in this generation
+  };
+  struct StreamKey {
+    uint64_t generation = 0, life = 0;
+    size_t server = 0;
+  };
+
+  void HandleMessage(const StreamKey& key, grpc::ByteBuffer message);
+  void HandleClosed(const StreamKey& key, const absl::Status& status);
+  absl::Status HandleFrame(const StreamKey& key, grpc::ByteBuffer message);
+  void ClientThread();
+  void OpenLink(const StreamKey& key, const std::string& address);
+
+  Link* Find(const StreamKey& key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Link* FindUp(uint64_t generation, size_t server) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Pump(Link& link) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Drop(Link& link) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Time NextTry() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const PsClientOptions options_;
+  Events* const events_;
+  const std::shared_ptr<Gate> gate_;  // outlives the client in handlers that a transport still holds
+
+  absl::Mutex mutex_;
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  bool changed_ ABSL_GUARDED_BY(mutex_) = false;  // something for the client's thread
+  uint64_t generation_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint32_t contributor_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::vector<std::unique_ptr<Link>> links_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::shared_ptr<ByteStream>> dropped_ ABSL_GUARDED_BY(mutex_);  // closed by the client's thread
+
+  std::thread thread_;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_WORKER_PS_CLIENT_H_

@@ -1,0 +1,53 @@
+// What one stream to a server still has to push: contributions in order, cut into frames, held back by the window.
+#ifndef SLUICE_WORKER_PUSH_QUEUE_H_
+#define SLUICE_WORKER_PUSH_QUEUE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/frame.h"
+#include "sluice/v1/parameter.pb.h"
+
+namespace sluice {
+
+inline constexpr size_t kPushWindow = 4 << 20;  // payload bytes sent and not acknowledged, a stream
+
+// Not thread-safe. Contributions leave in the order in which they were added.
+class PushQueue {
+ public:
+  explicit PushQueue(size_t window = kPushWindow, size_t frame_bytes = kMaxFramePayload)
+      : window_(window), frame_bytes_(frame_bytes) {}
+
+  // `bytes` is empty for an empty contribution. Nothing is copied.
+  void Add(v1::ChunkHeader header, BorrowedBytes bytes);
+  // Contributions to rounds before `round` are committed: those that still wait are left out.
+  void DropBefore(uint64_t round);
+  // The server has taken so many payload bytes off the stream since its beginning. OUT_OF_RANGE where that is more than
+  // was sent; an old acknowledgement changes nothing.
+  absl::Status Acknowledge(uint64_t bytes);
+  // The next frame that the window lets through: as many neighbours as fit `frame_bytes`, at least one; false where
+  // there is none. One contribution larger than the window goes when nothing is under way.
+  bool Next(v1::ChunkFrame* control, std::vector<BorrowedBytes>* payload);
+
+  bool empty() const { return waiting_.empty(); }
+  uint64_t unacknowledged() const { return sent_ - acknowledged_; }
+
+ private:
+  struct Entry {
+    v1::ChunkHeader header;
+    BorrowedBytes bytes;
+  };
+
+  size_t window_;
+  size_t frame_bytes_;
+  std::deque<Entry> waiting_;
+  uint64_t sent_ = 0;
+  uint64_t acknowledged_ = 0;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_WORKER_PUSH_QUEUE_H_
