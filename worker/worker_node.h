@@ -15,7 +15,9 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
 #include "common/clock.h"
 #include "common/protocol_rules.h"
 #include "common/session.h"
@@ -68,7 +70,8 @@ class WorkerNode {
   void OnMessage(const v1::SchedulerMessage& message);
   void OnPlan(const v1::Plan& plan);
   void OnEndJob(const std::string& job_id);
-  void Repeat();
+  // The job that this node works for or is about to, unless it has ended.
+  std::shared_ptr<WorkerJob> Newest() const;
   void TrainThread();
 
   const WorkerOptions options_;
@@ -79,7 +82,8 @@ class WorkerNode {
   std::shared_ptr<WorkerJob> job_ ABSL_GUARDED_BY(mutex_);       // running
   std::shared_ptr<WorkerJob> assigned_ ABSL_GUARDED_BY(mutex_);  // to be run next
 
-  std::unique_ptr<Session> session_;  // constant after Start
+  absl::Notification started_;        // session_ is set
+  std::unique_ptr<Session> session_;  // constant after that
   std::thread train_thread_;
 };
 

@@ -1,0 +1,299 @@
+#include "worker/worker_job.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/log.h"
+#include "common/status_macros.h"
+
+namespace sluice {
+namespace {
+
+constexpr absl::Duration kFirstStallLog = absl::Seconds(5);  // then after twice as long each time
+
+// A chunk's value as slices of the frame it came in.
+class PayloadValue : public CommitValue {
+ public:
+  explicit PayloadValue(Payload payload) : payload_(std::move(payload)) {}
+  const Payload& payload() const { return payload_; }
+
+ private:
+  const Payload payload_;
+};
+
+}  // namespace
+
+WorkerJob::WorkerJob(const WorkerJobOptions& options, std::shared_ptr<const Layout> layout, uint32_t rank)
+    : options_(options),
+      id_(layout->plan().job_id()),
+      chunk_elements_(layout->plan().chunk_elements()),
+      core_(options.rules, this),
+      layout_(std::move(layout)),
+      rank_(rank),
+      client_({.job_id = id_, .node = options.node, .transport = options.transport}, this) {}
+
+WorkerJob::~WorkerJob() { client_.Stop(); }
+
+// ---------------------------------------------------------------- life
+void WorkerJob::Run() {
+  const absl::Status status = OpenAndTrain();
+  if (!status.ok()) {
+    Problem(status);
+    absl::MutexLock lock(&mutex_);
+    mutex_.Await(absl::Condition(&ended_));
+  }
+  client_.Stop();  // no commit is being installed after this
+  model_ = nullptr;
+  data_ = nullptr;
+}
+
+absl::Status WorkerJob::OpenAndTrain() {
+  v1::JobSpec spec;
+  uint64_t parameters = 0;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (ended_) return absl::OkStatus();
+    spec = layout_->plan().spec();
+    parameters = layout_->space().size();
+  }
+  ASSIGN_OR_RETURN(data_, options_.open_dataset(spec));
+  ASSIGN_OR_RETURN(model_, options_.make_model(spec.model()));
+  CHECK(model_->space().size() == parameters, "the model has {} parameters, the plan {}", model_->space().size(),
+        parameters);
+  Deliver([this](RoundCore& core) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    open_ = true;
+    if (!ended_) core.OnPlan(layout_, rank_);
+  });
+  return TrainLoop(id_, spec, data_.get(), model_.get(), this, options_.clock, options_.hooks).Run();
+}
+
+void WorkerJob::OnPlan(std::shared_ptr<const Layout> layout, uint32_t rank) {
+  Deliver([&, this](RoundCore& core) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (ended_ || layout->generation() <= layout_->generation()) return;
+    layout_ = std::move(layout);
+    rank_ = rank;
+    if (open_) core.OnPlan(layout_, rank_);
+  });
+}
+
+void WorkerJob::End() {
+  absl::MutexLock lock(&mutex_);
+  ended_ = true;
+  core_.OnEnd();
+}
+
+bool WorkerJob::ended() const {
+  absl::MutexLock lock(&mutex_);
+  return ended_;
+}
+
+uint64_t WorkerJob::generation() const {
+  absl::MutexLock lock(&mutex_);
+  return layout_->generation();
+}
+
+void WorkerJob::Problem(const absl::Status& status) {
+  v1::NodeMessage message;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (ended_ || problem_.has_value()) return;
+    v1::NodeProblem* problem = message.mutable_problem();
+    problem->set_job_id(id_);
+    problem->set_generation(layout_->generation());
+    problem->set_code(static_cast<int>(status.code()));
+    problem->set_message(std::string(status.message()));
+    problem_ = message;
+  }
+  LOG_ERROR("job {}: {}", id_, status.ToString());
+  options_.send(message);
+}
+
+void WorkerJob::Repeat() {
+  std::optional<v1::NodeMessage> problem;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (!ended_) problem = problem_;
+  }
+  if (problem.has_value()) options_.send(*problem);
+}
+
+// ---------------------------------------------------------------- events and installs
+template <typename Event>
+void WorkerJob::Deliver(Event event) {
+  std::vector<InstallOrder> installs;
+  {
+    absl::MutexLock lock(&mutex_);
+    event(core_);
+    installs.swap(installs_);
+  }
+  while (!installs.empty()) {
+    for (const InstallOrder& order : installs) {
+      const Payload& payload = static_cast<const PayloadValue&>(*order.value).payload();
+      payload.CopyTo(model_->parameters() + order.chunk * chunk_elements_);
+    }
+    absl::MutexLock lock(&mutex_);
+    for (const InstallOrder& order : installs) core_.OnInstalled(order.generation, order.chunk, order.version);
+    installs.clear();
+    installs.swap(installs_);
+  }
+  client_.Flush();
+}
+
+void WorkerJob::Install(uint64_t generation, uint64_t chunk, uint64_t version,
+                        std::shared_ptr<const CommitValue> value) {
+  installs_.push_back({generation, chunk, version, std::move(value)});
+}
+
+// ---------------------------------------------------------------- what the core wants
+void WorkerJob::OpenStreams(const std::shared_ptr<const Layout>& layout, const std::vector<ServerEnd>& servers) {
+  LOG_INFO("job {} generation {}: rank {} of {}, from version {}, {} servers", id_, layout->generation(), core_.rank(),
+           layout->contributors(), layout->plan().start(), servers.size());
+  client_.Open(layout->generation(), core_.rank(), servers);
+}
+
+void WorkerJob::CloseStreams() { client_.Close(); }
+
+void WorkerJob::Subscribe(size_t server, const v1::Subscribe& subscribe) {
+  client_.Subscribe(core_.generation(), server, subscribe);
+}
+
+void WorkerJob::Push(size_t server, const v1::ChunkHeader& header) {
+  BorrowedBytes bytes;
+  if (header.elements() > 0) {
+    bytes.data = model_->gradients() + core_.layout()->table().range(header.chunk()).begin;
+    bytes.size = header.elements() * sizeof(float);
+    bytes.owner = model_->gradient_owner();
+  }
+  client_.Push(core_.generation(), server, header, std::move(bytes));
+  if (options_.hooks != nullptr) pushed_.push_back(header.chunk());
+}
+
+void WorkerJob::Report(size_t server, const v1::RoundReport& report) {
+  client_.Report(core_.generation(), server, report);
+}
+
+void WorkerJob::StartCompute(uint64_t generation, uint64_t round) {
+  client_.DropBefore(round);
+  SetWork(Work::kTrain, generation, round);
+}
+
+void WorkerJob::StartEvaluation(uint64_t generation, uint64_t version) {
+  SetWork(Work::kEvaluate, generation, version);
+}
+
+void WorkerJob::SetWork(Work::Kind kind, uint64_t generation, uint64_t round) {
+  const Layout& layout = *core_.layout();
+  cancel_ = false;  // the work before has ended
+  work_ = Work{.kind = kind,
+               .generation = generation,
+               .round = round,
+               .replica = layout.plan().ranks(static_cast<int>(core_.rank())).data(),
+               .replicas = layout.replicas(),
+               .cancel = &cancel_};
+}
+
+void WorkerJob::CancelWork() { cancel_ = true; }
+
+// ---------------------------------------------------------------- what the train loop says
+Work WorkerJob::Next() {
+  absl::MutexLock lock(&mutex_);
+  const auto ready = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return ended_ || work_.has_value(); };
+  absl::Duration patience = kFirstStallLog;
+  while (!mutex_.AwaitWithTimeout(absl::Condition(&ready), patience)) {
+    if (core_.phase() != RoundCore::Phase::kFinished)
+      LOG_WARN("{}, for some {} s", core_.Describe(), patience / absl::Seconds(1));
+    patience *= 2;
+  }
+  if (ended_) return Work();
+  const Work work = *work_;
+  work_.reset();
+  return work;
+}
+
+void WorkerJob::Begin(const Work& work, double count) {
+  Deliver([&](RoundCore& core) { core.OnBatch(work.generation, work.round, count); });
+  CallPushHooks(work);
+}
+
+void WorkerJob::GradientReady(const Work& work, Range range) {
+  Deliver([&](RoundCore& core) { core.OnGradientReady(work.generation, work.round, range); });
+  CallPushHooks(work);
+}
+
+void WorkerJob::Done(const Work& work, const LossSum& sum, double seconds) {
+  const WorkSum done{.loss = sum.loss, .count = sum.count, .correct = sum.correct, .seconds = seconds};
+  Deliver([&](RoundCore& core) {
+    if (work.kind == Work::kTrain) {
+      core.OnComputed(work.generation, work.round, done);
+    } else {
+      core.OnEvaluated(work.generation, work.round, done);
+    }
+  });
+}
+
+void WorkerJob::Stopped(const Work& work) {
+  Deliver([&](RoundCore& core) { core.OnStopped(work.generation); });
+}
+
+void WorkerJob::CallPushHooks(const Work& work) {
+  if (options_.hooks == nullptr) return;
+  std::vector<uint64_t> pushed;
+  {
+    absl::MutexLock lock(&mutex_);
+    pushed.swap(pushed_);
+  }
+  for (uint64_t chunk : pushed) options_.hooks->AfterPush(id_, work.generation, work.round, chunk);
+}
+
+// ---------------------------------------------------------------- what the streams say
+void WorkerJob::OnStreamUp(uint64_t generation, size_t server) {
+  Deliver([&](RoundCore& core) { core.OnStreamUp(generation, server); });
+}
+
+void WorkerJob::OnStreamDown(uint64_t generation, size_t server, const absl::Status& status) {
+  Deliver([&](RoundCore& core) { core.OnStreamDown(generation, server); });
+}
+
+absl::Status WorkerJob::OnCommits(uint64_t generation, size_t server, const ParsedFrame& frame) {
+  absl::Status status;
+  Deliver([&](RoundCore& core) {
+    size_t offset = 0;
+    for (const v1::ChunkHeader& header : frame.control.header()) {
+      const size_t bytes = header.elements() * sizeof(float);
+      status = core.OnCommit(header, std::make_shared<PayloadValue>(frame.payload.Sub(offset, bytes)));
+      if (!status.ok()) return;
+      offset += bytes;
+    }
+  });
+  return status;
+}
+
+void WorkerJob::OnUnreachable(uint64_t generation, size_t server, const absl::Status& status) {
+  v1::NodeMessage message;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (ended_ || generation != core_.generation() || server >= core_.servers().size()) return;
+    v1::PeerAccusation* accusation = message.mutable_accusation();
+    accusation->set_job_id(id_);
+    accusation->set_generation(generation);
+    *accusation->mutable_peer() = core_.servers()[server].node;
+    accusation->set_message(status.ToString());
+    LOG_WARN("job {} generation {}: server {} at {} cannot be reached: {}", id_, generation,
+             core_.servers()[server].node.name(), core_.servers()[server].address, status.ToString());
+  }
+  options_.send(message);
+}
+
+void WorkerJob::OnRefused(uint64_t generation, size_t server, const absl::Status& status) {
+  std::string what;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (ended_ || generation != core_.generation() || server >= core_.servers().size()) return;
+    what = absl::StrCat("server ", core_.servers()[server].node.name(), " keeps refusing rank ", core_.rank(), " (",
+                        options_.node.name(), ") in generation ", generation);
+  }
+  Problem(Annotate(status, what));
+}
+
+}  // namespace sluice

@@ -1,0 +1,142 @@
+// One job on one worker: the shell that feeds the round core with what streams and train loop say, and carries out what
+// it decides. Threads: the train thread runs Run; the transport's threads bring commits; the session's thread brings
+// plans.
+//
+// mutex_ guards the core and is held for decisions only. Parameters are written outside of it by the thread that
+// brought the commit (or, for a value that was kept, by the train thread). The core hands out an install only when
+// nobody reads the chunk in this round any more, and starts no new generation before every install handed out has been
+// reported back: so a write meets neither the model's reads nor a write of another generation.
+#ifndef SLUICE_WORKER_WORKER_JOB_H_
+#define SLUICE_WORKER_WORKER_JOB_H_
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "common/clock.h"
+#include "common/layout.h"
+#include "common/protocol_rules.h"
+#include "common/transport.h"
+#include "sluice/v1/scheduler.pb.h"
+#include "worker/backend/backend.h"
+#include "worker/data/dataset.h"
+#include "worker/model/model.h"
+#include "worker/ps_client.h"
+#include "worker/round_core.h"
+#include "worker/train_loop.h"
+#include "worker/worker_hooks.h"
+
+namespace sluice {
+
+struct WorkerJobOptions {
+  v1::NodeId node;
+  ProtocolRules rules;
+  Transport* transport = nullptr;
+  Clock* clock = nullptr;
+  WorkerHooks* hooks = nullptr;  // may be null
+  // To the scheduler; never blocks.
+  std::function<void(const v1::NodeMessage&)> send;
+  // Called on the train thread, once.
+  std::function<absl::StatusOr<std::shared_ptr<const Dataset>>(const v1::JobSpec&)> open_dataset;
+  std::function<absl::StatusOr<std::unique_ptr<Model>>(const v1::ModelSpec&)> make_model;
+};
+
+// Thread-safe.
+class WorkerJob : private RoundActions, private Rounds, private PsClient::Events {
+ public:
+  // `layout` names options.node as rank `rank`.
+  WorkerJob(const WorkerJobOptions& options, std::shared_ptr<const Layout> layout, uint32_t rank);
+  ~WorkerJob() override;
+
+  // Opens data set and model, then trains until End; frees all of it. Blocks; call once. Failures go to the scheduler
+  // as NodeProblem, and Run still waits for End.
+  void Run();
+
+  // A newer plan; never blocks.
+  void OnPlan(std::shared_ptr<const Layout> layout, uint32_t rank);
+  // The job has ended, or does not want this node any more; never blocks.
+  void End();
+  // After Welcome: says again what the scheduler may have missed.
+  void Repeat();
+
+  const std::string& id() const { return id_; }
+  bool ended() const;
+  uint64_t generation() const;  // of the newest plan
+
+ private:
+  struct InstallOrder {
+    uint64_t generation, chunk, version;
+    std::shared_ptr<const CommitValue> value;
+  };
+
+  // Runs one event of the core under the lock, then makes the installs that it (and those they lead to) handed out and
+  // lets pushes go.
+  template <typename Event>
+  void Deliver(Event event) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status OpenAndTrain();
+  void Problem(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // RoundActions: called by the core, under mutex_.
+  void OpenStreams(const std::shared_ptr<const Layout>& layout, const std::vector<ServerEnd>& servers) override
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void CloseStreams() override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Subscribe(size_t server, const v1::Subscribe& subscribe) override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Push(size_t server, const v1::ChunkHeader& header) override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Report(size_t server, const v1::RoundReport& report) override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Install(uint64_t generation, uint64_t chunk, uint64_t version, std::shared_ptr<const CommitValue> value) override
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void StartCompute(uint64_t generation, uint64_t round) override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void StartEvaluation(uint64_t generation, uint64_t version) override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void CancelWork() override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void SetWork(Work::Kind kind, uint64_t generation, uint64_t round) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  // Rounds: called by the train loop.
+  Work Next() override;
+  void Begin(const Work& work, double count) override;
+  void GradientReady(const Work& work, Range range) override;
+  void Done(const Work& work, const LossSum& sum, double seconds) override;
+  void Stopped(const Work& work) override;
+
+  // PsClient::Events.
+  void OnStreamUp(uint64_t generation, size_t server) override;
+  void OnStreamDown(uint64_t generation, size_t server, const absl::Status& status) override;
+  absl::Status OnCommits(uint64_t generation, size_t server, const ParsedFrame& frame) override;
+  void OnUnreachable(uint64_t generation, size_t server, const absl::Status& status) override;
+  void OnRefused(uint64_t generation, size_t server, const absl::Status& status) override;
+
+  void CallPushHooks(const Work& work) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  const WorkerJobOptions options_;
+  const std::string id_;
+  const uint64_t chunk_elements_;  // the same in every generation
+
+  // Set by the train thread before the core sees its first plan, constant until the client has stopped.
+  std::shared_ptr<const Dataset> data_;
+  std::unique_ptr<Model> model_;
+
+  std::atomic<bool> cancel_ = false;  // of the work under way
+
+  mutable absl::Mutex mutex_;
+  RoundCore core_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<const Layout> layout_ ABSL_GUARDED_BY(mutex_);  // newest plan
+  uint32_t rank_ ABSL_GUARDED_BY(mutex_);
+  bool open_ ABSL_GUARDED_BY(mutex_) = false;  // data set and model are there: plans go to the core
+  bool ended_ ABSL_GUARDED_BY(mutex_) = false;
+  std::optional<Work> work_ ABSL_GUARDED_BY(mutex_);  // for Next
+  std::vector<InstallOrder> installs_ ABSL_GUARDED_BY(mutex_);
+  std::vector<uint64_t> pushed_ ABSL_GUARDED_BY(mutex_);  // for the hooks
+  std::optional<v1::NodeMessage> problem_ ABSL_GUARDED_BY(mutex_);
+
+  PsClient client_;  // its threads use the members above
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_WORKER_WORKER_JOB_H_
