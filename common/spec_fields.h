@@ -15,7 +15,7 @@
 
 namespace sluice {
 
-// The word nearest to `word` (Levenshtein distance, upper and lower case alike), "" where none is near enough for a
+// The word nearest to `word` (edit distance, upper and lower case alike), "" where none is near enough for a
 // "did you mean": at most a third of the letters wrong, one at least.
 std::string NearestWord(std::string_view word, const std::vector<std::string>& words);
 

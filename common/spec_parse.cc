@@ -37,6 +37,7 @@ class Walker {
     std::map<const FieldDescriptor*, const SpecNode*> seen;
     std::map<const OneofDescriptor*, std::pair<const FieldDescriptor*, const SpecNode*>> chosen;
     for (const SpecEntry& entry : node.entries) {
+      if (problems_.size() > kReported) return;  // looking for suggestions takes time
       const std::string name = Join(path, Shown(entry.key.text));
       const FieldDescriptor* field = message->GetDescriptor()->FindFieldByName(entry.key.text);
       if (field == nullptr) {
@@ -103,13 +104,14 @@ class Walker {
   }
 
   void Problem(const SpecNode& at, const std::string& what) {
-    constexpr size_t kReported = 20;
     if (problems_.size() < kReported) {
       problems_.emplace_back(SpecError(file_, at.line, at.column, what).message());
     } else if (problems_.size() == kReported) {
       problems_.emplace_back("... and more");
     }
   }
+
+  static constexpr size_t kReported = 20;
 
   const SpecFormat format_;
   const std::string_view file_;

@@ -1,6 +1,9 @@
+#include <yaml-cpp/depthguard.h>
+#include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/yaml.h>
 
 #include <exception>
+#include <sstream>
 
 #include "absl/strings/str_cat.h"
 #include "common/spec_node.h"
@@ -65,6 +68,37 @@ class Copier {
   size_t nodes_ = 0;
 };
 
+// Runs over the text before a tree is made of it: counts, and looks whether something follows the first document.
+// (YAML::LoadAll never ends on "{a: 1}, {b: 2}": yaml-cpp 0.7 finds an endless row of empty documents at the comma.)
+class Probe : public YAML::EventHandler {
+ public:
+  void OnDocumentStart(const YAML::Mark& mark) override { start = mark; }
+  void OnDocumentEnd() override {}
+  void OnNull(const YAML::Mark& mark, YAML::anchor_t) override { Count(mark); }
+  void OnAlias(const YAML::Mark& mark, YAML::anchor_t) override { Count(mark); }
+  void OnScalar(const YAML::Mark& mark, const std::string&, YAML::anchor_t, const std::string&) override {
+    Count(mark);
+  }
+  void OnSequenceStart(const YAML::Mark& mark, const std::string&, YAML::anchor_t, YAML::EmitterStyle::value) override {
+    Count(mark);
+  }
+  void OnSequenceEnd() override {}
+  void OnMapStart(const YAML::Mark& mark, const std::string&, YAML::anchor_t, YAML::EmitterStyle::value) override {
+    Count(mark);
+  }
+  void OnMapEnd() override {}
+
+  YAML::Mark start;  // of the last document seen
+
+ private:
+  void Count(const YAML::Mark& mark) {
+    if (++nodes_ > kMaxSpecNodes)
+      throw YAML::ParserException(mark, absl::StrCat("more than ", kMaxSpecNodes, " values"));
+  }
+
+  size_t nodes_ = 0;
+};
+
 // YAML forbids control characters; yaml-cpp takes one of them (0x04) for the end of the document and drops the rest.
 absl::Status CheckControlCharacters(std::string_view text, std::string_view file) {
   int line = 1;
@@ -87,14 +121,18 @@ absl::Status CheckControlCharacters(std::string_view text, std::string_view file
 absl::StatusOr<SpecNode> ReadYamlTree(std::string_view text, std::string_view file) {
   RETURN_IF_ERROR(CheckControlCharacters(text, file));
   try {
-    const std::vector<YAML::Node> documents = YAML::LoadAll(std::string(text));
-    if (documents.empty()) return SpecNode();
-    if (documents.size() > 1) {
-      const YAML::Mark mark = documents[1].Mark();
-      return SpecError(file, mark.line + 1, mark.column + 1,
-                       absl::StrCat("expected one document, found ", documents.size(), "; remove the '---' between"));
+    std::istringstream stream{std::string(text)};
+    YAML::Parser parser(stream);
+    Probe probe;
+    if (!parser.HandleNextDocument(probe)) return SpecNode();
+    if (parser.HandleNextDocument(probe)) {
+      return SpecError(file, probe.start.line + 1, probe.start.column + 1,
+                       "expected one document, found more here; remove what follows the first");
     }
-    return Copier(file).Copy(documents[0], 1);
+    return Copier(file).Copy(YAML::Load(std::string(text)), 1);
+  } catch (const YAML::DeepRecursion& e) {
+    return SpecError(file, e.mark.line + 1, e.mark.column + 1,
+                     absl::StrCat("nested deeper than ", kMaxSpecDepth, " levels"));
   } catch (const YAML::Exception& e) {
     if (e.mark.is_null()) return SpecError(file, 1, 1, absl::StrCat("not YAML: ", e.msg));
     return SpecError(file, e.mark.line + 1, e.mark.column + 1, absl::StrCat("not YAML: ", e.msg));

@@ -1,0 +1,156 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+
+#include "common/job_spec.h"
+
+namespace sluice {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr char kYaml[] = R"(name: kjv-small
+model: {gpt2: {layers: 4, heads: 4, width: 128, context: 64}}
+data: {text: {path: kjv.txt}}
+train: {rounds: 2000, batch: 12}
+optimizer: {adamw: {learning_rate: 1e-3}, schedule: {cosine: {warmup_rounds: 100}}}
+)";
+
+v1::JobSpec Parsed() {
+  const auto spec = ParseJobSpec(kYaml, SpecFormat::kYaml, "job");
+  EXPECT_TRUE(spec.ok()) << spec.status();
+  return spec.value_or(v1::JobSpec());
+}
+
+v1::JobSpec Filled() {
+  v1::JobSpec spec = Parsed();
+  FillDefaults(&spec);
+  return spec;
+}
+
+TEST(SpecValidateTest, AGoodSpecIsValid) { EXPECT_TRUE(ValidateJobSpec(Filled()).ok()) << ValidateJobSpec(Filled()); }
+
+TEST(SpecValidateTest, EveryRuleIsCheckedByName) {
+  const struct {
+    const char* set;
+    const char* error;
+  } cases[] = {
+      {"name=Upper", "name: found \"Upper\", allowed are 1 to 40 lower-case letters"},
+      {"name=a23456789-123456789-123456789-123456789-1", "name: found"},
+      {"model={}", "model: found no model, expected one of gpt2, mlp"},
+      {"model.gpt2.layers=0", "model.gpt2.layers: found 0, allowed 1 to 1024"},
+      {"model.gpt2.layers=1025", "model.gpt2.layers: found 1025, allowed 1 to 1024"},
+      {"model.gpt2.heads=0", "model.gpt2.heads: found 0"},
+      {"model.gpt2.heads=3", "model.gpt2.heads: found 3, which does not divide model.gpt2.width, 128"},
+      {"model.gpt2.width=0", "model.gpt2.width: found 0, allowed 1 to 65536"},
+      {"model.gpt2.width=65540", "model.gpt2.width: found 65540"},
+      {"model.gpt2.context=0", "model.gpt2.context: found 0, allowed 1 to 1048576"},
+      {"model.gpt2.vocabulary=0", "model.gpt2.vocabulary is 0: set it, or let the client read the data"},
+      {"model.gpt2.vocabulary=1", "model.gpt2.vocabulary: found 1, allowed 2 to 16777216"},
+      {"model.gpt2.layer_norm_epsilon=0", "model.gpt2.layer_norm_epsilon: found 0, allowed numbers greater than 0"},
+      {"model.mlp={classes: 10}", "model.mlp.inputs is 0: set it, or let the client read the data"},
+      {"model.mlp={inputs: 10, classes: 1}", "model.mlp.classes: found 1, allowed 2 to 1048576"},
+      {"model.mlp={inputs: 10, classes: 2, hidden: [4, 0]}", "model.mlp.hidden[1]: found 0, allowed 1 to 4294967296"},
+      {"model.mlp={inputs: 10, classes: 2}", "data: found text, which feeds the model gpt2, beside model.mlp"},
+      {"data={}", "data: found no source, expected one of text, tokens, rows, idx"},
+      {"data.text.path=", "data.text.path: found nothing, expected the path of a file"},
+      {"data.idx={images: a}", "data.idx.labels: found nothing"},
+      {"data.idx={images: a, labels: b, validation_labels: c}", "data.idx.validation_images: found nothing"},
+      {"data.idx={images: a, labels: b}", "data: found idx, which feeds the model mlp, beside model.gpt2"},
+      {"data.text.path=\"a\\0b\"", "allowed is text without zero bytes"},
+      {"data.validation_fraction=0.6", "data.validation_fraction: found 0.6, allowed 0 to 0.5"},
+      {"data.validation_fraction=-0.1", "data.validation_fraction: found -0.1"},
+      {"train.rounds=0", "train.rounds: found 0, allowed 1 to 1099511627776"},
+      {"train.rounds=1099511627777", "train.rounds: found 1099511627777"},
+      {"train.batch=0", "train.batch: found 0, allowed 1 to 16777216"},
+      {"train.batch=4294967295", "train.batch: found 4294967295"},
+      {"train.microbatches=0", "train.microbatches: found 0, allowed 1 to train.batch, 12"},
+      {"train.microbatches=13", "train.microbatches: found 13, allowed 1 to train.batch, 12"},
+      {"train.mode=async", "train.mode: ASYNC is not supported by this version yet"},
+      {"train.mode=bounded_stale", "train.mode: BOUNDED_STALE is not supported by this version yet"},
+      {"train.mode=local", "train.mode: LOCAL is not supported by this version yet"},
+      {"train.max_skipped_rounds=0", "train.max_skipped_rounds: found 0"},
+      {"train.drop_slowest=1", "train.drop_slowest: 1 is not supported by this version yet; set it to 0"},
+      {"optimizer={}", "optimizer: found no rule, expected one of sgd, adam, adamw"},
+      {"optimizer.adamw.learning_rate=0", "optimizer.adamw.learning_rate: found 0, allowed numbers greater than 0"},
+      {"optimizer.adamw.learning_rate=-1", "optimizer.adamw.learning_rate: found -1"},
+      {"optimizer.adamw.learning_rate=1e300", "optimizer.adamw.learning_rate: found 1e+300"},
+      {"optimizer.adamw.beta1=1", "optimizer.adamw.beta1: found 1, allowed 0 to less than 1"},
+      {"optimizer.adamw.beta2=0.99999999999", "optimizer.adamw.beta2: found 1, allowed 0 to less than 1 (in float32)"},
+      {"optimizer.adamw.beta2=-0.1", "optimizer.adamw.beta2: found -0.1"},
+      {"optimizer.adamw.epsilon=1e-60", "optimizer.adamw.epsilon: found 1e-60"},
+      {"optimizer.adamw.weight_decay=-1", "optimizer.adamw.weight_decay: found -1, allowed 0 and greater"},
+      {"optimizer.sgd={learning_rate: 1, momentum: 1}", "optimizer.sgd.momentum: found 1, allowed 0 to less than 1"},
+      {"optimizer.clip_norm=-1", "optimizer.clip_norm: found -1, allowed 0 and greater"},
+      {"optimizer.schedule={}", "optimizer.schedule: found no kind, expected one of cosine, linear"},
+      {"optimizer.schedule.cosine.final=-1", "optimizer.schedule.cosine.final: found -1"},
+      {"parallel.data=0", "parallel.data: found 0, allowed 1 to 1024"},
+      {"parallel.data=1025", "parallel.data: found 1025, allowed 1 to 1024"},
+      {"parallel.tensor=2", "parallel.tensor: 2 is not supported by this version yet; set it to 1"},
+      {"parallel.tensor=0", "parallel.tensor: found 0, allowed 1"},
+      {"parallel.pipeline=2", "parallel.pipeline: 2 is not supported by this version yet"},
+      {"copies=2", "copies: 2 is not supported by this version yet; set it to 1 or leave it out"},
+      {"copies=0", "copies: found 0, allowed 1"},
+      {"checkpoint.keep=0", "checkpoint.keep: found 0"},
+      {"checkpoint.directory=/etc", "checkpoint.directory: found \"/etc\", allowed is a folder below"},
+      {"checkpoint.directory=a/../../b", "checkpoint.directory: found \"a/../../b\""},
+      {"init.resume=true", "init.resume: found true without init.path"},
+  };
+  for (const auto& c : cases) {
+    v1::JobSpec spec = Parsed();
+    ASSERT_TRUE(SetSpecField(&spec, c.set).ok()) << c.set << ": " << SetSpecField(&spec, c.set);
+    FillDefaults(&spec);
+    if (std::string_view(c.set) == "model.gpt2.vocabulary=0") spec.mutable_model()->mutable_gpt2()->set_vocabulary(0);
+    const absl::Status status = ValidateJobSpec(spec);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << c.set;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(c.error)) << c.set;
+  }
+}
+
+TEST(SpecValidateTest, AllBrokenRulesAreReportedOneALine) {
+  v1::JobSpec spec = Filled();
+  spec.mutable_train()->set_batch(0);
+  spec.mutable_model()->mutable_gpt2()->set_heads(5);
+  spec.set_copies(3);
+  const std::string error(ValidateJobSpec(spec).message());
+  EXPECT_EQ(std::count(error.begin(), error.end(), '\n'), 2) << error;
+  EXPECT_FALSE(ValidateJobSpec(v1::JobSpec()).ok());
+}
+
+TEST(SpecValidateTest, ProductsThatOverflowAreRefused) {
+  v1::JobSpec spec = Filled();
+  spec.mutable_train()->set_rounds(uint64_t{1} << 40);
+  spec.mutable_train()->set_batch(1u << 24);
+  EXPECT_THAT(std::string(ValidateJobSpec(spec).message()), HasSubstr("makes more than 2^62 samples"));
+  spec = Filled();
+  spec.mutable_train()->set_batch(1u << 24);
+  spec.mutable_model()->mutable_gpt2()->set_context(1048576);
+  EXPECT_THAT(std::string(ValidateJobSpec(spec).message()), HasSubstr("has more than 2^44 elements"));
+  spec = Filled();
+  ASSERT_TRUE(SetSpecField(&spec, "data.idx={images: a, labels: b}").ok());
+  ASSERT_TRUE(SetSpecField(&spec, "model.mlp={inputs: 4294967296, hidden: [4294967296], classes: 2}").ok());
+  EXPECT_THAT(std::string(ValidateJobSpec(spec).message()), HasSubstr("more than 2^62 elements"));
+  ASSERT_TRUE(SetSpecField(&spec, "model.mlp={inputs: 4294967296, hidden: [65536], classes: 2}").ok());
+  EXPECT_THAT(std::string(ValidateJobSpec(spec).message()), HasSubstr("parameters, allowed at most 2^42"));
+  ASSERT_TRUE(SetSpecField(&spec, "model.mlp={inputs: 9000, hidden: [65536], classes: 2}").ok());
+  EXPECT_TRUE(ValidateJobSpec(spec).ok()) << ValidateJobSpec(spec);  // 2.2 GiB
+  spec.mutable_parallel()->set_chunk_elements(1);
+  EXPECT_THAT(std::string(ValidateJobSpec(spec).message()), HasSubstr("parallel.chunk_elements: found 1, which cuts"));
+  spec.mutable_parallel()->set_chunk_elements(997);
+  EXPECT_TRUE(ValidateJobSpec(spec).ok()) << ValidateJobSpec(spec);
+}
+
+TEST(SpecValidateTest, FieldsOfALaterVersionAreRefused) {
+  v1::JobSpec spec = Filled();
+  v1::TrainSpec* train = spec.mutable_train();
+  train->GetReflection()->MutableUnknownFields(train)->AddVarint(77, 1);
+  EXPECT_THAT(std::string(ValidateJobSpec(spec).message()), HasSubstr("train: field number 77 is not known"));
+  spec = Filled();
+  spec.mutable_train()->set_mode(static_cast<v1::TrainSpec::Mode>(9));
+  EXPECT_THAT(std::string(ValidateJobSpec(spec).message()), HasSubstr("train.mode: 9 is not supported"));
+}
+
+}  // namespace
+}  // namespace sluice
