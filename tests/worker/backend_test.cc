@@ -179,6 +179,20 @@ TEST_P(BackendTest, Gemm) {
   }
 }
 
+TEST_P(BackendTest, GemmOfWeightGradients) {
+  // Rows a multiple of 512 bytes apart, read by columns; the second has a rest in every direction.
+  for (const auto& [m, n, k] : {std::tuple<int64_t, int64_t, int64_t>{384, 64, 64}, {600, 70, 250}}) {
+    const int64_t a_stride = (m + 127) / 128 * 128;
+    const Numbers a = RandomNumbers(k * a_stride, 7), b = RandomNumbers(k * n, 8), c = RandomNumbers(m * n, 9);
+    for (const float beta : {0.0f, 1.0f}) {
+      const Floats out = Put(c);
+      backend_->Gemm(*stream_, m, n, k, 1, {Put(a), a_stride, true}, {Put(b), n}, beta, {out, n});
+      ExpectNear(Get(out, m * n), Reference({m, n, k, true, false, 1, beta}, a.data(), a_stride, b.data(), n, c), 2e-6,
+                 "weight gradient");
+    }
+  }
+}
+
 TEST_P(BackendTest, GemmCarriesNanAndInfinity) {
   Numbers a = RandomNumbers(20 * 30, 1), b = RandomNumbers(30 * 70, 2);
   a[5 * 30 + 7] = kNan;
