@@ -309,8 +309,12 @@ class OpenedStream final : public grpc::ClientBidiReactor<ByteBuffer, ByteBuffer
   OpenedStream(std::string address, std::shared_ptr<StreamHandler> handler, std::function<void(OpenedStream*)> done)
       : StreamEnd(std::move(handler)), address_(std::move(address)), done_(std::move(done)) {}
 
-  void Begin(const std::shared_ptr<grpc::Channel>& channel, Plane plane) {
-    grpc::GenericStub(channel).PrepareBidiStreamingCall(&context_, Method(plane), grpc::StubOptions(), this);
+  // Makes the call; nothing is sent and no event comes before Begin.
+  void Prepare(const std::shared_ptr<grpc::Channel>& channel, Plane plane) {
+    grpc::GenericStub(channel).PrepareBidiStreamingCall(context_.get(), Method(plane), grpc::StubOptions(), this);
+  }
+
+  void Begin() {
     AddHold();  // writes start outside of reactions
     StartReading();
     StartCall();
@@ -320,6 +324,7 @@ class OpenedStream final : public grpc::ClientBidiReactor<ByteBuffer, ByteBuffer
   void OnWriteDone(bool ok) override { WriteDone(ok); }
   void OnDone(const grpc::Status& status) override {
     Done(Understand(status));
+    context_ = nullptr;  // holds the channel: see GrpcTransport::State
     const auto done = std::move(done_);
     done(this);  // may drop the last reference
   }
@@ -331,21 +336,21 @@ class OpenedStream final : public grpc::ClientBidiReactor<ByteBuffer, ByteBuffer
     StartWritesDone();
     RemoveHold();
   }
-  void Cancel() override { context_.TryCancel(); }
+  void Cancel() override { context_->TryCancel(); }
   bool CutsOnClose(const absl::Status& status) const override { return !status.ok(); }
   bool ReadsOn() const override { return true; }
 
  private:
   absl::Status Understand(const grpc::Status& status) const {
     if (status.error_code() == grpc::StatusCode::CANCELLED &&
-        context_.GetServerTrailingMetadata().count(kClosedKey) == 0) {
+        context_->GetServerTrailingMetadata().count(kClosedKey) == 0) {
       return absl::UnavailableError(absl::StrCat(address_, " broke the stream: ", status.error_message()));
     }
     return Annotate(FromGrpc(status), address_);
   }
 
   const std::string address_;
-  grpc::ClientContext context_;
+  std::unique_ptr<grpc::ClientContext> context_ = std::make_unique<grpc::ClientContext>();  // until OnDone
   std::function<void(OpenedStream*)> done_;
 };
 
@@ -431,6 +436,9 @@ GrpcServer::~GrpcServer() { Shutdown(); }
 
 void GrpcServer::Shutdown(absl::Duration grace) { server_->Shutdown(absl::ToChronoTime(absl::Now() + grace)); }
 
+// gRPC's callback threads end with the last channel (or server) that used them, and whoever drops that one joins them.
+// So it must never be dropped by one of these threads: `pin` stays until the transport's destructor, and streams let go
+// of their channels before they leave `live`.
 struct GrpcTransport::State {
   std::shared_ptr<grpc::Channel> ChannelTo(const std::string& address) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     std::shared_ptr<grpc::Channel>& channel = channels[address];
@@ -440,11 +448,13 @@ struct GrpcTransport::State {
       if (state == GRPC_CHANNEL_TRANSIENT_FAILURE || state == GRPC_CHANNEL_SHUTDOWN) channel = nullptr;
     }
     if (channel == nullptr) channel = MakeChannel(address);
+    if (pin == nullptr) pin = channel;
     return channel;
   }
 
   absl::Mutex mutex;
   std::map<std::string, std::shared_ptr<grpc::Channel>> channels ABSL_GUARDED_BY(mutex);
+  std::shared_ptr<grpc::Channel> pin ABSL_GUARDED_BY(mutex);
   std::map<OpenedStream*, std::shared_ptr<OpenedStream>> live ABSL_GUARDED_BY(mutex);
 };
 
@@ -459,9 +469,13 @@ GrpcTransport::~GrpcTransport() {
   // Those that were closed in order keep their time to send what was written.
   for (const auto& stream : streams) stream->Close(absl::CancelledError("this end shuts down"));
   streams.clear();
+  std::map<std::string, std::shared_ptr<grpc::Channel>> channels;
+  std::shared_ptr<grpc::Channel> pin;  // both dropped here, by this thread, without the mutex
   absl::MutexLock lock(&state_->mutex);
   const auto none = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_->mutex) { return state_->live.empty(); };
   state_->mutex.Await(absl::Condition(&none));
+  channels.swap(state_->channels);
+  pin.swap(state_->pin);
 }
 
 std::shared_ptr<ByteStream> GrpcTransport::Open(const std::string& address, Plane plane,
@@ -474,13 +488,12 @@ std::shared_ptr<ByteStream> GrpcTransport::Open(const std::string& address, Plan
     state->live.erase(it);
   };
   auto stream = std::make_shared<OpenedStream>(address, std::move(handler), done);
-  std::shared_ptr<grpc::Channel> channel;
   {
     absl::MutexLock lock(&state_->mutex);
-    channel = state_->ChannelTo(address);
+    stream->Prepare(state_->ChannelTo(address), plane);
     state_->live.emplace(stream.get(), stream);
   }
-  stream->Begin(channel, plane);
+  stream->Begin();
   return std::make_shared<Handle>(std::move(stream));
 }
 

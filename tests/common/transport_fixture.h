@@ -74,6 +74,13 @@ class Recorder : public StreamHandler {
     EXPECT_GE(texts_.size(), count) << status_;
     return texts_;
   }
+  // Whether a message came before the end.
+  bool AwaitFirst() {
+    absl::MutexLock lock(&mutex_);
+    const auto there = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !texts_.empty() || closed_; };
+    EXPECT_TRUE(mutex_.AwaitWithTimeout(absl::Condition(&there), kDeadline)) << "no event";
+    return !texts_.empty();
+  }
   absl::Status AwaitClosed() {
     absl::MutexLock lock(&mutex_);
     EXPECT_TRUE(mutex_.AwaitWithTimeout(absl::Condition(&closed_), kDeadline)) << "OnClosed did not come";
