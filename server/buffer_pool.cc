@@ -1,0 +1,63 @@
+#include "server/buffer_pool.h"
+
+#include <sys/mman.h>
+
+#include <new>
+
+namespace sluice {
+namespace {
+
+constexpr size_t kSlab = 1 << 20;
+
+char* Map(size_t bytes) {
+  void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (p == MAP_FAILED) throw std::bad_alloc();
+  return static_cast<char*>(p);
+}
+
+}  // namespace
+
+BufferPool::~BufferPool() {
+  for (auto [p, bytes] : mappings_) munmap(p, bytes);
+}
+
+std::shared_ptr<float[]> BufferPool::Take(size_t elements) {
+  size_t bytes = (elements * sizeof(float) + 63) / 64 * 64;
+  if (bytes == 0) bytes = 64;
+  float* buffer = nullptr;
+  {
+    absl::MutexLock lock(&mutex_);
+    std::vector<float*>& free = free_[bytes];
+    if (!free.empty()) {
+      buffer = free.back();
+      free.pop_back();
+    } else if (bytes >= kSlab / 4) {
+      buffer = reinterpret_cast<float*>(Map(bytes));
+      mappings_.emplace_back(buffer, bytes);
+      mapped_ += bytes;
+    } else {
+      if (slab_left_ < bytes) {
+        slab_ = Map(kSlab);
+        slab_left_ = kSlab;
+        mappings_.emplace_back(slab_, kSlab);
+        mapped_ += kSlab;
+      }
+      buffer = reinterpret_cast<float*>(slab_);
+      slab_ += bytes;
+      slab_left_ -= bytes;
+    }
+  }
+  return std::shared_ptr<float[]>(buffer, [pool = shared_from_this(), bytes](float* p) { pool->Return(p, bytes); });
+}
+
+void BufferPool::Return(float* buffer, size_t bytes) {
+  absl::MutexLock lock(&mutex_);
+  free_[bytes].push_back(buffer);
+}
+
+size_t BufferPool::mapped_bytes() const {
+  absl::MutexLock lock(&mutex_);
+  return mapped_;
+}
+
+}  // namespace sluice

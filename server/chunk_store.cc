@@ -1,0 +1,209 @@
+#include "server/chunk_store.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "common/job_spec.h"
+#include "common/log.h"
+#include "common/philox.h"
+#include "common/status_macros.h"
+
+namespace sluice {
+
+// ------------------------------------------------------------------------------------------------- ChunkSource
+
+absl::StatusOr<std::shared_ptr<const ChunkSource>> ChunkSource::Open(const Layout& layout) {
+  auto source = std::make_shared<ChunkSource>();
+  const v1::Plan& plan = layout.plan();
+  source->slot_names_ = OptimizerSlots(plan.spec().optimizer());
+  std::string folder;
+  if (plan.has_checkpoint()) {
+    folder = plan.checkpoint().directory();
+    source->resume_ = true;
+  } else {
+    folder = plan.spec().init().path();
+  }
+  if (folder.empty()) return source;
+  if (source->resume_ || access((folder + "/manifest.json").c_str(), F_OK) == 0) {
+    ASSIGN_OR_RETURN(source->checkpoint_, CheckpointReader::Open(folder, /*verify=*/false));
+    if (source->checkpoint_->manifest().parameters() != layout.space().size()) {
+      return absl::InvalidArgumentError(absl::StrCat(folder, ": the checkpoint has ",
+                                                     source->checkpoint_->manifest().parameters(),
+                                                     " parameters, the model ", layout.space().size()));
+    }
+  } else {
+    if (!plan.spec().model().has_gpt2()) {
+      return absl::InvalidArgumentError(absl::StrCat(folder, ": holds no manifest.json; only a gpt2 model can start from a "
+                                                             "Hugging Face folder"));
+    }
+    ASSIGN_OR_RETURN(source->gpt2_, Gpt2FolderReader::Open(folder, plan.spec().model().gpt2()));
+  }
+  return source;
+}
+
+absl::Status ChunkSource::Load(const Layout& layout, Range range, float* value, const std::vector<float*>& slots) const {
+  const size_t n = range.size();
+  for (size_t i = 0; i < slots.size(); ++i) {
+    if (checkpoint_ != nullptr && resume_) {
+      RETURN_IF_ERROR(checkpoint_->Read(slot_names_[i], range.begin, absl::MakeSpan(slots[i], n)));
+    } else {
+      std::memset(slots[i], 0, n * sizeof(float));
+    }
+  }
+  if (checkpoint_ != nullptr) return checkpoint_->Read("value", range.begin, absl::MakeSpan(value, n));
+  if (gpt2_ != nullptr) return gpt2_->Read(range.begin, absl::MakeSpan(value, n));
+  const std::vector<Tensor>& tensors = layout.space().tensors();
+  for (uint64_t at = range.begin; at < range.end;) {
+    const Tensor& t = tensors[layout.space().TensorAt(at)];
+    const uint64_t end = std::min(range.end, t.offset + t.elements);
+    FillInitial(t, layout.plan().spec().train().seed(), at - t.offset, end - at, value + (at - range.begin));
+    at = end;
+  }
+  return absl::OkStatus();
+}
+
+// -------------------------------------------------------------------------------------------------- ChunkStore
+
+ChunkStore::ChunkStore(std::shared_ptr<const Layout> layout)
+    : layout_(std::move(layout)),
+      slot_names_(OptimizerSlots(layout_->plan().spec().optimizer())),
+      pool_(BufferPool::Make()) {}
+
+uint64_t ChunkStore::BytesPerElement(const v1::JobSpec& spec) {
+  return sizeof(float) * (2 + OptimizerSlots(spec.optimizer()).size() + (NeedsVerdict(spec) ? 1 : 0));
+}
+
+ChunkStore::Chunk* ChunkStore::Find(uint64_t chunk) {
+  absl::MutexLock lock(&mutex_);
+  auto it = chunks_.find(chunk);
+  return it == chunks_.end() ? nullptr : it->second.get();
+}
+
+absl::Status ChunkStore::Load(const ChunkSource& source, uint64_t chunk, uint64_t version) {
+  const Range range = layout_->table().range(chunk);
+  auto c = std::make_unique<Chunk>();
+  c->version = version;
+  c->value = pool_->Take(range.size());
+  std::vector<float*> slots;
+  for (size_t i = 0; i < slot_names_.size(); ++i) {
+    c->slots.push_back(pool_->Take(range.size()));
+    slots.push_back(c->slots.back().get());
+  }
+  c->sum = std::make_unique<SumTree>(range.size(), pool_);
+  absl::Status status = source.Load(*layout_, range, c->value.get(), slots);
+  absl::MutexLock lock(&mutex_);
+  if (status.ok()) chunks_[chunk] = std::move(c);
+  return status;
+}
+
+void ChunkStore::Drop(uint64_t chunk) {
+  absl::MutexLock lock(&mutex_);
+  chunks_.erase(chunk);
+}
+
+SumTree* ChunkStore::Open(Chunk* c, uint64_t chunk, uint32_t contributors) {
+  if (!c->open) {
+    c->sum->Reset(contributors);
+    c->open = true;
+  }
+  return c->sum.get();
+}
+
+void ChunkStore::Add(uint64_t chunk, uint32_t contributor, uint32_t contributors, Payload payload) {
+  if (Chunk* c = Find(chunk)) Open(c, chunk, contributors)->Add(contributor, std::move(payload));
+}
+
+void ChunkStore::DiscardSum(uint64_t chunk) {
+  Chunk* c = Find(chunk);
+  if (c == nullptr) return;
+  c->open = false;
+  c->sum->Reset(1);  // lets go of slices and buffers
+}
+
+SumResult ChunkStore::Finish(uint64_t chunk, uint32_t contributors) {
+  SumResult result;
+  Chunk* c = Find(chunk);
+  if (c == nullptr) return result;
+  SumTree* sum = Open(c, chunk, contributors);
+  result.finite = sum->finite();
+  result.nonfinite_contributors = sum->nonfinite();
+  const Range range = layout_->table().range(chunk);
+  const uint64_t block = layout_->plan().norm_block(), parameters = layout_->space().size();
+  const float* values = sum->result();
+  for (uint64_t b = range.begin / block; b * block < range.end; ++b) {
+    const uint64_t begin = std::max(range.begin, b * block), end = std::min(range.end, (b + 1) * block);
+    if (begin == b * block && end == std::min(parameters, (b + 1) * block)) {
+      result.blocks.emplace_back(b, values == nullptr ? 0 : SumOfSquares(values + (begin - range.begin), end - begin));
+    } else {
+      v1::NormFragment& f = result.fragments.emplace_back();
+      f.set_offset(begin);
+      f.mutable_values()->Resize(static_cast<int>(end - begin), 0);
+      if (values != nullptr) {
+        std::memcpy(f.mutable_values()->mutable_data(), values + (begin - range.begin), (end - begin) * sizeof(float));
+      }
+    }
+  }
+  return result;
+}
+
+void ChunkStore::Apply(uint64_t chunk, const v1::Verdict& verdict, bool skip_nonfinite) {
+  Chunk* c = Find(chunk);
+  if (c == nullptr) return;
+  const float* sum = c->open ? c->sum->result() : nullptr;
+  const bool skip = verdict.skip() || (skip_nonfinite && c->open && !c->sum->finite());
+  std::shared_ptr<float[]> next = c->value;
+  if (!skip) {
+    const Range range = layout_->table().range(chunk);
+    const v1::JobSpec& spec = layout_->plan().spec();
+    const UpdateRule rule = MakeUpdateRule(spec.optimizer(), verdict.round(), spec.train().rounds());
+    c->previous = nullptr;  // back to the pool, unless it is still being sent
+    next = pool_->Take(range.size());
+    std::shared_ptr<float[]> zeros;
+    if (sum == nullptr) {
+      zeros = pool_->Take(range.size());
+      std::memset(zeros.get(), 0, range.size() * sizeof(float));
+      sum = zeros.get();
+    }
+    for (uint64_t at = range.begin; at < range.end;) {
+      const Tensor& t = layout_->space().tensors()[layout_->space().TensorAt(at)];
+      const uint64_t end = std::min(range.end, t.offset + t.elements), i = at - range.begin;
+      ApplyUpdate(rule, t.decays(), verdict.gradient_scale(), sum + i, c->value.get() + i, next.get() + i,
+                  c->slots.size() > 0 ? c->slots[0].get() + i : nullptr,
+                  c->slots.size() > 1 ? c->slots[1].get() + i : nullptr, end - at);
+      at = end;
+    }
+  }
+  c->previous = std::move(c->value);
+  c->value = std::move(next);
+  ++c->version;
+  DiscardSum(chunk);
+}
+
+void ChunkStore::DropPrevious(uint64_t chunk) {
+  if (Chunk* c = Find(chunk)) c->previous = nullptr;
+}
+
+absl::StatusOr<ChunkValue> ChunkStore::Get(uint64_t chunk, uint64_t version) {
+  Chunk* c = Find(chunk);
+  if (c == nullptr) return absl::NotFoundError(absl::StrCat("chunk ", chunk, " is not here"));
+  const uint64_t elements = layout_->table().range(chunk).size();
+  if (version == c->version) return ChunkValue{c->value, elements};
+  if (version + 1 == c->version && c->previous != nullptr) return ChunkValue{c->previous, elements};
+  return absl::NotFoundError(absl::StrCat("chunk ", chunk, " version ", version, " is not here; now ", c->version));
+}
+
+absl::Status ChunkStore::Save(uint64_t chunk, ShardFileWriter* writer) {
+  Chunk* c = Find(chunk);
+  if (c == nullptr) return absl::NotFoundError(absl::StrCat("chunk ", chunk, " is not here"));
+  const Range range = layout_->table().range(chunk);
+  RETURN_IF_ERROR(writer->Write("value", range.begin, absl::MakeConstSpan(c->value.get(), range.size())));
+  for (size_t i = 0; i < slot_names_.size(); ++i) {
+    RETURN_IF_ERROR(writer->Write(slot_names_[i], range.begin, absl::MakeConstSpan(c->slots[i].get(), range.size())));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace sluice

@@ -1,0 +1,94 @@
+// The data of one job on one server: values at v and v-1, optimizer slots, sums. All calls on one chunk come from its lane, in
+// order; different chunks are independent.
+//
+// Values are immutable and ref-counted: apply writes a new buffer, so a commit under way to a slow reader keeps its bytes.
+#ifndef SLUICE_SERVER_CHUNK_STORE_H_
+#define SLUICE_SERVER_CHUNK_STORE_H_
+
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "common/checkpoint.h"
+#include "common/layout.h"
+#include "common/optimizer.h"
+#include "server/buffer_pool.h"
+#include "server/shard_core.h"
+#include "server/sum_tree.h"
+
+namespace sluice {
+
+// A pushed contribution as it came.
+struct PayloadContribution : Contribution {
+  explicit PayloadContribution(Payload p) : payload(std::move(p)) {}
+  Payload payload;
+};
+
+// Where first values come from: one reader for all chunks of a job.
+class ChunkSource {
+ public:
+  // Opens the plan's checkpoint, or its spec.init folder, or nothing (initial values by Philox). Thread-safe afterwards.
+  static absl::StatusOr<std::shared_ptr<const ChunkSource>> Open(const Layout& layout);
+
+  // Fills value and slots (zero unless the checkpoint has them) of the range.
+  absl::Status Load(const Layout& layout, Range range, float* value, const std::vector<float*>& slots) const;
+
+ private:
+  std::unique_ptr<CheckpointReader> checkpoint_;
+  bool resume_ = false;  // slots too
+  std::unique_ptr<Gpt2FolderReader> gpt2_;
+  std::vector<std::string> slot_names_;
+};
+
+struct ChunkValue {
+  std::shared_ptr<const float[]> data;
+  uint64_t elements = 0;
+};
+
+class ChunkStore {
+ public:
+  // Thread-safe to construct chunks of; `layout` is that of the newest plan and may be replaced by one of the same job.
+  explicit ChunkStore(std::shared_ptr<const Layout> layout);
+
+  // Bytes that `elements` of this job need on a server: value, previous, slots and, with VERDICT, sums.
+  static uint64_t BytesPerElement(const v1::JobSpec& spec);
+
+  // The chunk's lane only from here on. The first call on a chunk.
+  absl::Status Load(const ChunkSource& source, uint64_t chunk, uint64_t version);
+  void Drop(uint64_t chunk);
+  void Add(uint64_t chunk, uint32_t contributor, uint32_t contributors, Payload payload);
+  void DiscardSum(uint64_t chunk);
+  SumResult Finish(uint64_t chunk, uint32_t contributors);
+  void Apply(uint64_t chunk, const v1::Verdict& verdict, bool skip_nonfinite);
+  void DropPrevious(uint64_t chunk);
+  // NOT_FOUND where neither v nor v-1 is `version`.
+  absl::StatusOr<ChunkValue> Get(uint64_t chunk, uint64_t version);
+  absl::Status Save(uint64_t chunk, ShardFileWriter* writer);
+
+  size_t mapped_bytes() const { return pool_->mapped_bytes(); }
+
+ private:
+  struct Chunk {
+    uint64_t version = 0;
+    std::shared_ptr<float[]> value, previous;
+    std::vector<std::shared_ptr<float[]>> slots;
+    std::unique_ptr<SumTree> sum;
+    bool open = false;  // sum has been reset for the open round
+  };
+  Chunk* Find(uint64_t chunk);
+  SumTree* Open(Chunk* c, uint64_t chunk, uint32_t contributors);
+
+  const std::shared_ptr<const Layout> layout_;
+  const std::vector<std::string> slot_names_;
+  const std::shared_ptr<BufferPool> pool_;
+  absl::Mutex mutex_;  // of the table alone
+  std::unordered_map<uint64_t, std::unique_ptr<Chunk>> chunks_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_SERVER_CHUNK_STORE_H_

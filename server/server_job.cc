@@ -1,0 +1,475 @@
+#include "server/server_job.h"
+
+#include <malloc.h>
+
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "common/checkpoint.h"
+#include "common/frame.h"
+#include "common/job_spec.h"
+#include "common/log.h"
+#include "common/status_macros.h"
+#include "common/version.h"
+
+namespace sluice {
+
+// One shard's file of a checkpoint that is being written; pieces come from several lanes.
+struct ServerJob::Snapshot {
+  uint32_t shard = 0;
+  uint64_t timeline = 0, version = 0;
+  absl::Mutex mutex;
+  std::unique_ptr<ShardFileWriter> writer ABSL_GUARDED_BY(mutex);
+  absl::Status status ABSL_GUARDED_BY(mutex);
+  uint64_t left ABSL_GUARDED_BY(mutex) = 0;  // chunks
+  std::set<uint64_t> posted;                 // chunks handed to lanes; guarded by the job's mutex
+};
+
+// The opened end of the stream to the verdict holder.
+class ServerJob::HolderLink : public StreamHandler {
+ public:
+  HolderLink(std::weak_ptr<ServerJob> job, v1::Member holder) : job_(std::move(job)), holder_(std::move(holder)) {}
+
+  const v1::Member& holder() const { return holder_; }
+  std::shared_ptr<ByteStream> stream;  // set by the job, under its lock
+
+  void OnMessage(grpc::ByteBuffer buffer) override {
+    v1::ShardMessage message;
+    std::shared_ptr<ServerJob> job = job_.lock();
+    if (job != nullptr && DecodeMessage(buffer, &message)) job->OnShardMessage(message, holder_.node());
+  }
+  void OnClosed(const absl::Status&) override {
+    if (std::shared_ptr<ServerJob> job = job_.lock()) job->OnHolderLinkClosed(this);
+  }
+
+ private:
+  const std::weak_ptr<ServerJob> job_;
+  const v1::Member holder_;
+};
+
+ServerJob::ServerJob(ServerJobOptions options)
+    : options_(std::move(options)), core_(options_.job_id, options_.self, options_.rules, this) {}
+
+ServerJob::~ServerJob() = default;
+
+// ---------------------------------------------------------------------------------------------------- scheduler
+
+void ServerJob::OnPlan(std::shared_ptr<const Layout> layout) {
+  absl::MutexLock lock(&mutex_);
+  if (ended_ || layout->generation() <= core_.generation()) return;
+  const std::shared_ptr<const Layout> old = core_.layout();
+  const bool fresh = old == nullptr || old->plan().timeline() != layout->plan().timeline();
+  if (fresh || store_ == nullptr) {
+    // A new timeline loads everything anew.
+    store_ = std::make_shared<ChunkStore>(layout);
+    absl::StatusOr<std::shared_ptr<const ChunkSource>> source = ChunkSource::Open(*layout);
+    source_ = source.ok() ? *source : nullptr;
+    if (!source.ok()) Problem(source.status(), layout->generation());
+  }
+  core_.OnPlan(std::move(layout));
+  OpenHolderLink();
+  version_changed_.SignalAll();
+}
+
+void ServerJob::OnFence(uint64_t generation) {
+  absl::MutexLock lock(&mutex_);
+  if (!ended_) core_.OnFence(generation);
+}
+
+void ServerJob::OnCheckpointOrder(const v1::CheckpointOrder& order) {
+  absl::MutexLock lock(&mutex_);
+  if (!ended_) core_.OnCheckpointOrder(order);
+}
+
+void ServerJob::OnSchedulerConnected() {
+  absl::MutexLock lock(&mutex_);
+  if (ended_) return;
+  core_.OnSchedulerConnected();
+  for (const v1::NodeMessage& message : snapshots_done_) options_.to_scheduler(message);
+}
+
+void ServerJob::End() {
+  absl::MutexLock lock(&mutex_);
+  if (std::exchange(ended_, true)) return;
+  for (auto& [id, stream] : streams_) stream.stream->Close(absl::OkStatus());
+  streams_.clear();
+  for (auto& [node, stream] : peers_) stream->Close(absl::OkStatus());
+  peers_.clear();
+  if (holder_link_ != nullptr && holder_link_->stream != nullptr) holder_link_->stream->Close(absl::OkStatus());
+  holder_link_ = nullptr;
+  snapshots_.clear();
+  store_ = nullptr;
+  source_ = nullptr;
+  version_changed_.SignalAll();
+  options_.background->Post(0, [] { malloc_trim(0); });
+}
+
+void ServerJob::Problem(const absl::Status& status, uint64_t generation) {
+  LOG_ERROR("job {}: {}", options_.job_id, status.ToString());
+  v1::NodeMessage message;
+  v1::NodeProblem* problem = message.mutable_problem();
+  problem->set_job_id(options_.job_id);
+  problem->set_generation(generation);
+  problem->set_code(static_cast<int>(status.code()));
+  problem->set_message(absl::StrCat("server ", options_.self.name(), ": ", status.message()));
+  options_.to_scheduler(message);
+}
+
+// ------------------------------------------------------------------------------------------------------ streams
+
+absl::Status ServerJob::AddStream(StreamId id, std::shared_ptr<ByteStream> stream, const v1::StreamHello& hello) {
+  absl::MutexLock lock(&mutex_);
+  if (ended_) return absl::NotFoundError(absl::StrCat("job ", options_.job_id, " has ended"));
+  WorkerStream& s = streams_[id];
+  s.queue = std::make_shared<CommitQueue>(stream, hello.generation());
+  s.stream = std::move(stream);
+  absl::Status status = core_.OnHello(id, hello);
+  if (!status.ok()) streams_.erase(id);
+  return status;
+}
+
+absl::Status ServerJob::OnFrame(StreamId id, ParsedFrame frame) {
+  absl::MutexLock lock(&mutex_);
+  if (!streams_.contains(id)) return absl::CancelledError("the stream has been closed");
+  if (frame.control.has_report()) RETURN_IF_ERROR(core_.OnReport(id, frame.control.report()));
+  if (frame.control.has_subscribe()) RETURN_IF_ERROR(core_.OnSubscribe(id, frame.control.subscribe()));
+  uint64_t offset = 0;
+  for (const v1::ChunkHeader& header : frame.control.header()) {
+    const uint64_t left = frame.payload.size() - offset;
+    if (header.elements() > left / sizeof(float)) {
+      return absl::InvalidArgumentError(absl::StrCat("chunk ", header.chunk(), ": ", header.elements(), " elements announced, ",
+                                                     left, " payload bytes left in the frame"));
+    }
+    const uint64_t bytes = header.elements() * sizeof(float);
+    ContributionRef value;
+    if (bytes > 0) value = std::make_shared<PayloadContribution>(frame.payload.Sub(offset, bytes));
+    RETURN_IF_ERROR(core_.OnPush(id, header, std::move(value), bytes));
+    offset += bytes;
+  }
+  if (offset != frame.payload.size()) {
+    return absl::InvalidArgumentError(absl::StrCat(frame.payload.size(), " payload bytes, headers name ", offset));
+  }
+  auto it = streams_.find(id);
+  if (it != streams_.end() && std::exchange(it->second.ack_due, false)) {
+    v1::ChunkFrame ack;
+    ack.mutable_ack()->set_bytes(it->second.taken);
+    it->second.stream->Write(EncodeFrame(ack, {}));
+  }
+  return absl::OkStatus();
+}
+
+void ServerJob::RemoveStream(StreamId id) {
+  absl::MutexLock lock(&mutex_);
+  streams_.erase(id);
+  if (!ended_) core_.OnStreamClosed(id);
+}
+
+void ServerJob::AddPeer(const v1::NodeId& node, std::shared_ptr<ByteStream> stream) {
+  absl::MutexLock lock(&mutex_);
+  peers_[{node.name(), node.incarnation()}] = std::move(stream);
+}
+
+void ServerJob::RemovePeer(const v1::NodeId& node, const ByteStream* stream) {
+  absl::MutexLock lock(&mutex_);
+  auto it = peers_.find({node.name(), node.incarnation()});
+  if (it != peers_.end() && it->second.get() == stream) peers_.erase(it);
+}
+
+void ServerJob::OnShardMessage(const v1::ShardMessage& message, const v1::NodeId& from) {
+  absl::MutexLock lock(&mutex_);
+  if (ended_) return;
+  if (message.has_norm()) {
+    absl::Status status = core_.OnNorm(message.norm(), from);
+    if (!status.ok()) LOG_WARN("job {}: norm from {}: {}", options_.job_id, from.name(), status.ToString());
+  }
+  if (message.has_verdict()) core_.OnVerdict(message.verdict());
+}
+
+void ServerJob::OpenHolderLink() {
+  if (core_.layout() == nullptr || core_.is_holder() || core_.layout()->plan().discipline() != v1::Plan::VERDICT) {
+    if (holder_link_ != nullptr && holder_link_->stream != nullptr) holder_link_->stream->Close(absl::OkStatus());
+    holder_link_ = nullptr;
+    return;
+  }
+  const v1::Member& holder = core_.layout()->primary(0);
+  if (holder_link_ != nullptr && SameNode(holder_link_->holder().node(), holder.node())) return;
+  if (holder_link_ != nullptr && holder_link_->stream != nullptr) holder_link_->stream->Close(absl::OkStatus());
+  holder_link_ = std::make_shared<HolderLink>(weak_from_this(), holder);
+  holder_link_->stream = options_.transport->Open(holder.address(), Plane::kShard, holder_link_);
+  v1::ShardMessage hello;
+  hello.mutable_hello()->set_protocol_version(kProtocolVersion);
+  hello.mutable_hello()->set_job_id(options_.job_id);
+  *hello.mutable_hello()->mutable_node() = options_.self;
+  holder_link_->stream->Write(EncodeMessage(hello));
+  core_.OnHolderConnected();
+}
+
+void ServerJob::OnHolderLinkClosed(const HolderLink* link) {
+  absl::MutexLock lock(&mutex_);
+  if (ended_ || holder_link_.get() != link) return;
+  holder_link_ = nullptr;
+  // The holder may be dead: then a new generation names another one, and this ends.
+  options_.background->Post(0, [weak = weak_from_this(), backoff = absl::Milliseconds(20)] {
+    if (std::shared_ptr<ServerJob> job = weak.lock()) {
+      absl::MutexLock lock(&job->mutex_);
+      job->version_changed_.WaitWithTimeout(&job->mutex_, backoff);  // a plan or the end cuts it short
+      if (!job->ended_) job->OpenHolderLink();
+    }
+  });
+}
+
+// -------------------------------------------------------------------------------------------------- ShardActions
+
+void ServerJob::LoadChunk(const std::shared_ptr<const Layout>& layout, uint64_t chunk, uint64_t version) {
+  mutex_.AssertHeld();
+  if (source_ == nullptr) return;  // the problem has been reported
+  options_.lanes->Post(chunk, [this, self = shared_from_this(), store = store_, source = source_, chunk, version,
+                               generation = layout->generation()] {
+    absl::Status status;
+    try {
+      status = store->Load(*source, chunk, version);
+    } catch (const std::bad_alloc&) {
+      status = absl::ResourceExhaustedError(absl::StrCat("no memory for chunk ", chunk, " after ", store->mapped_bytes(), " bytes"));
+    }
+    if (!status.ok()) Problem(status, generation);
+  });
+}
+
+void ServerJob::DropChunk(uint64_t chunk) {
+  mutex_.AssertHeld();
+  options_.lanes->Post(chunk, [store = store_, chunk] { store->Drop(chunk); });
+}
+
+void ServerJob::AddContribution(uint64_t chunk, uint32_t contributor, uint32_t contributors, ContributionRef value) {
+  mutex_.AssertHeld();
+  options_.lanes->Post(chunk, [store = store_, chunk, contributor, contributors, value = std::move(value)]() mutable {
+    Payload payload;
+    if (value != nullptr) payload = static_cast<const PayloadContribution*>(value.get())->payload;
+    value.reset();
+    store->Add(chunk, contributor, contributors, std::move(payload));
+  });
+}
+
+void ServerJob::DiscardSum(uint64_t chunk) {
+  mutex_.AssertHeld();
+  options_.lanes->Post(chunk, [store = store_, chunk] { store->DiscardSum(chunk); });
+}
+
+void ServerJob::FinishSum(uint64_t chunk, uint64_t generation, uint64_t round) {
+  mutex_.AssertHeld();
+  options_.lanes->Post(chunk, [self = shared_from_this(), store = store_, chunk, generation, round,
+                               contributors = core_.layout()->contributors()] {
+    SumResult result = store->Finish(chunk, contributors);
+    absl::MutexLock lock(&self->mutex_);
+    if (!self->ended_) self->core_.OnSum(chunk, generation, round, result);
+  });
+}
+
+void ServerJob::Apply(uint64_t chunk, const v1::Verdict& verdict, bool skip_nonfinite) {
+  mutex_.AssertHeld();
+  options_.lanes->Post(chunk, [store = store_, chunk, verdict, skip_nonfinite] { store->Apply(chunk, verdict, skip_nonfinite); });
+  version_changed_.SignalAll();
+}
+
+void ServerJob::DropPrevious(uint64_t chunk) {
+  mutex_.AssertHeld();
+  options_.lanes->Post(chunk, [store = store_, chunk] { store->DropPrevious(chunk); });
+}
+
+void ServerJob::Serve(StreamId stream, uint64_t chunk, uint64_t version) {
+  mutex_.AssertHeld();
+  auto it = streams_.find(stream);
+  if (it == streams_.end()) return;
+  options_.lanes->Post(chunk, [lanes = options_.lanes, store = store_, queue = it->second.queue, chunk, version] {
+    absl::StatusOr<ChunkValue> value = store->Get(chunk, version);
+    if (!value.ok()) return;  // could not be loaded: the job fails by the problem reported
+    // Flushed at the end of the lane's queue: what is applied until then travels in the same frames.
+    if (queue->Add(chunk, version, *std::move(value))) lanes->Post(chunk, [queue] { queue->Flush(); });
+  });
+}
+
+void ServerJob::Snapshot(uint32_t shard, uint64_t chunk, uint64_t timeline, uint64_t version) {
+  mutex_.AssertHeld();
+  std::shared_ptr<struct Snapshot>& snapshot = snapshots_[{shard, version}];
+  if (snapshot == nullptr) {
+    snapshot = std::make_shared<struct Snapshot>();
+    snapshot->shard = shard;
+    snapshot->timeline = timeline;
+    snapshot->version = version;
+    const Layout& layout = *core_.layout();
+    const v1::JobSpec& spec = layout.plan().spec();
+    std::vector<ShardFileWriter::Piece> pieces;
+    std::vector<std::string> slots = OptimizerSlots(spec.optimizer());
+    slots.insert(slots.begin(), "value");
+    for (const std::string& slot : slots) {
+      for (uint64_t c = shard; c < layout.table().chunks(); c += layout.table().shards()) {
+        pieces.push_back({slot, layout.table().range(c).begin, layout.table().range(c).size()});
+      }
+    }
+    const std::string base = absl::StrCat(
+        options_.checkpoint_root, "/", spec.checkpoint().directory().empty() ? options_.job_id : spec.checkpoint().directory());
+    absl::MutexLock lock(&snapshot->mutex);
+    snapshot->left = layout.table().chunks_of(shard);
+    auto writer = ShardFileWriter::Create(
+        absl::StrCat(base, "/", StagingFolderName(timeline, version), "/", ShardFileName(shard, layout.table().shards())),
+        std::move(pieces));
+    if (writer.ok()) {
+      snapshot->writer = *std::move(writer);
+    } else {
+      snapshot->status = writer.status();
+    }
+  }
+  if (!snapshot->posted.insert(chunk).second) return;
+  options_.lanes->Post(chunk, [self = shared_from_this(), store = store_, snapshot, chunk] {
+    bool last;
+    {
+      absl::MutexLock lock(&snapshot->mutex);
+      if (snapshot->status.ok()) snapshot->status = store->Save(chunk, snapshot->writer.get());
+      last = --snapshot->left == 0;
+    }
+    if (last) self->options_.background->Post(0, [self, snapshot] { self->FinishSnapshot(snapshot); });
+  });
+}
+
+void ServerJob::FinishSnapshot(std::shared_ptr<struct Snapshot> snapshot) {
+  v1::NodeMessage message;
+  v1::SnapshotDone* done = message.mutable_snapshot_done();
+  done->set_job_id(options_.job_id);
+  done->set_timeline(snapshot->timeline);
+  done->set_version(snapshot->version);
+  done->set_shard(snapshot->shard);
+  {
+    absl::MutexLock lock(&snapshot->mutex);
+    if (snapshot->status.ok()) {
+      absl::StatusOr<v1::CheckpointFile> file = snapshot->writer->Finish();
+      if (file.ok()) {
+        *done->mutable_file() = *std::move(file);
+        done->mutable_file()->set_shard(snapshot->shard);
+      }
+      snapshot->status = file.status();
+    }
+    if (!snapshot->status.ok()) done->set_error(snapshot->status.ToString());
+    snapshot->writer = nullptr;
+  }
+  absl::MutexLock lock(&mutex_);
+  auto it = snapshots_.find({snapshot->shard, snapshot->version});
+  if (ended_ || it == snapshots_.end() || it->second != snapshot) return;  // abandoned
+  snapshots_.erase(it);
+  // Older versions of this shard need not be said again once a newer one is done.
+  std::erase_if(snapshots_done_, [&](const v1::NodeMessage& m) {
+    return m.snapshot_done().shard() == snapshot->shard && m.snapshot_done().version() + 8 < snapshot->version;
+  });
+  snapshots_done_.push_back(message);
+  options_.to_scheduler(message);
+}
+
+void ServerJob::AbandonSnapshots() {
+  mutex_.AssertHeld();
+  snapshots_.clear();
+  snapshots_done_.clear();
+}
+
+void ServerJob::SendNorm(const v1::Member& holder, const v1::NormReport& report) {
+  mutex_.AssertHeld();
+  // Without a link: said again when it opens.
+  if (holder_link_ == nullptr || !SameNode(holder_link_->holder().node(), holder.node())) return;
+  v1::ShardMessage message;
+  *message.mutable_norm() = report;
+  holder_link_->stream->Write(EncodeMessage(message));
+}
+
+void ServerJob::SendVerdict(const v1::NodeId& primary, const v1::VerdictNotice& notice) {
+  mutex_.AssertHeld();
+  auto it = peers_.find({primary.name(), primary.incarnation()});
+  if (it == peers_.end()) return;  // it asks again when its link opens
+  v1::ShardMessage message;
+  *message.mutable_verdict() = notice;
+  it->second->Write(EncodeMessage(message));
+}
+
+void ServerJob::SendToScheduler(const v1::NodeMessage& message) { options_.to_scheduler(message); }
+
+void ServerJob::CloseStream(StreamId stream, const absl::Status& status) {
+  mutex_.AssertHeld();
+  auto it = streams_.find(stream);
+  if (it == streams_.end()) return;
+  v1::ChunkFrame refusal;
+  refusal.mutable_refusal()->set_code(static_cast<int>(status.code()));
+  refusal.mutable_refusal()->set_message(std::string(status.message()));
+  refusal.mutable_refusal()->set_generation(core_.generation());
+  it->second.stream->Write(EncodeFrame(refusal, {}));
+  it->second.stream->Close(status);
+  streams_.erase(it);
+}
+
+void ServerJob::Acknowledge(StreamId stream, uint64_t bytes) {
+  mutex_.AssertHeld();
+  auto it = streams_.find(stream);
+  if (it == streams_.end()) return;
+  it->second.taken += bytes;
+  it->second.ack_due = true;
+}
+
+// ------------------------------------------------------------------------------------------------------- pulling
+
+std::shared_ptr<const Layout> ServerJob::layout() const {
+  absl::MutexLock lock(&mutex_);
+  return core_.layout();
+}
+
+uint64_t ServerJob::generation() const {
+  absl::MutexLock lock(&mutex_);
+  return core_.generation();
+}
+
+std::vector<uint64_t> ServerJob::Chunks() const {
+  absl::MutexLock lock(&mutex_);
+  std::vector<uint64_t> out;
+  if (core_.layout() == nullptr) return out;
+  for (uint64_t c = 0; c < core_.layout()->table().chunks(); ++c) {
+    if (core_.holds(c)) out.push_back(c);
+  }
+  return out;
+}
+
+absl::StatusOr<std::pair<uint64_t, ChunkValue>> ServerJob::GetChunk(uint64_t chunk, std::optional<uint64_t> version,
+                                                                    absl::Time deadline) {
+  std::shared_ptr<ChunkStore> store;
+  uint64_t at;
+  {
+    absl::MutexLock lock(&mutex_);
+    while (true) {
+      if (ended_) return absl::NotFoundError(absl::StrCat("job ", options_.job_id, " has ended"));
+      if (core_.layout() != nullptr && core_.holds(chunk) && (!version || core_.version(chunk) >= *version)) break;
+      if (version_changed_.WaitWithDeadline(&mutex_, deadline)) {
+        return absl::DeadlineExceededError(absl::StrCat("job ", options_.job_id, ": chunk ", chunk, " has not reached version ",
+                                                        version.value_or(0)));
+      }
+    }
+    at = version.value_or(core_.version(chunk));
+    store = store_;
+  }
+  absl::StatusOr<ChunkValue> value = absl::UnknownError("");
+  absl::Notification done;
+  options_.lanes->Post(chunk, [&] {
+    value = store->Get(chunk, at);
+    done.Notify();
+  });
+  done.WaitForNotification();
+  if (!value.ok()) return value.status();
+  return std::make_pair(at, *std::move(value));
+}
+
+size_t ServerJob::mapped_bytes() const {
+  absl::MutexLock lock(&mutex_);
+  return store_ == nullptr ? 0 : store_->mapped_bytes();
+}
+
+std::string ServerJob::Describe() const {
+  absl::MutexLock lock(&mutex_);
+  return core_.Describe();
+}
+
+}  // namespace sluice

@@ -1,0 +1,118 @@
+// One job on one server: the shell around ShardCore. Holds the core under a lock, runs its data work on lanes, owns the
+// workers' streams, the link to the verdict holder and the open snapshots.
+//
+// Order of locks: mutex_ first, then those of queues and lanes; lanes never hold theirs while they call in here.
+#ifndef SLUICE_SERVER_SERVER_JOB_H_
+#define SLUICE_SERVER_SERVER_JOB_H_
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/synchronization/mutex.h"
+#include "common/protocol_rules.h"
+#include "common/transport.h"
+#include "server/chunk_store.h"
+#include "server/commit_queue.h"
+#include "server/lanes.h"
+#include "server/shard_core.h"
+
+namespace sluice {
+
+struct ServerJobOptions {
+  std::string job_id;
+  v1::NodeId self;
+  std::string checkpoint_root;
+  ProtocolRules rules;
+  Lanes* lanes = nullptr;
+  Lanes* background = nullptr;  // one lane: reopening, finishing snapshots
+  Transport* transport = nullptr;
+  std::function<void(const v1::NodeMessage&)> to_scheduler;
+};
+
+// Thread-safe. Shared: streams and lane work hold it.
+class ServerJob : public std::enable_shared_from_this<ServerJob>, private ShardActions {
+ public:
+  explicit ServerJob(ServerJobOptions options);
+  ~ServerJob() override;
+
+  // ---- scheduler
+  void OnPlan(std::shared_ptr<const Layout> layout);
+  void OnFence(uint64_t generation);
+  void OnCheckpointOrder(const v1::CheckpointOrder& order);
+  void OnSchedulerConnected();
+  // The job has ended: closes streams, drops all data.
+  void End();
+
+  // ---- streams
+  // Takes over an accepted worker stream whose hello has been read. A status: the stream should be closed with it.
+  absl::Status AddStream(StreamId id, std::shared_ptr<ByteStream> stream, const v1::StreamHello& hello);
+  absl::Status OnFrame(StreamId id, ParsedFrame frame);
+  void RemoveStream(StreamId id);
+  // An accepted link from another server's primary.
+  void AddPeer(const v1::NodeId& node, std::shared_ptr<ByteStream> stream);
+  void RemovePeer(const v1::NodeId& node, const ByteStream* stream);
+  void OnShardMessage(const v1::ShardMessage& message, const v1::NodeId& from);
+
+  // ---- pull and plan for stock clients
+  std::shared_ptr<const Layout> layout() const;
+  uint64_t generation() const;
+  // Version of one chunk, or NOT_FOUND; the value is fetched on its lane. Blocks. Without a version: the newest.
+  absl::StatusOr<std::pair<uint64_t, ChunkValue>> GetChunk(uint64_t chunk, std::optional<uint64_t> version, absl::Time deadline);
+  std::vector<uint64_t> Chunks() const;
+  size_t mapped_bytes() const;
+  std::string Describe() const;
+
+ private:
+  struct Snapshot;
+  class HolderLink;
+
+  // ShardActions; all called inside core_'s events, with mutex_ held.
+  void LoadChunk(const std::shared_ptr<const Layout>& layout, uint64_t chunk, uint64_t version) override;
+  void DropChunk(uint64_t chunk) override;
+  void AddContribution(uint64_t chunk, uint32_t contributor, uint32_t contributors, ContributionRef value) override;
+  void DiscardSum(uint64_t chunk) override;
+  void FinishSum(uint64_t chunk, uint64_t generation, uint64_t round) override;
+  void Apply(uint64_t chunk, const v1::Verdict& verdict, bool skip_nonfinite) override;
+  void DropPrevious(uint64_t chunk) override;
+  void Serve(StreamId stream, uint64_t chunk, uint64_t version) override;
+  void Snapshot(uint32_t shard, uint64_t chunk, uint64_t timeline, uint64_t version) override;
+  void AbandonSnapshots() override;
+  void SendNorm(const v1::Member& holder, const v1::NormReport& report) override;
+  void SendVerdict(const v1::NodeId& primary, const v1::VerdictNotice& notice) override;
+  void SendToScheduler(const v1::NodeMessage& message) override;
+  void CloseStream(StreamId stream, const absl::Status& status) override;
+  void Acknowledge(StreamId stream, uint64_t bytes) override;
+
+  void Problem(const absl::Status& status, uint64_t generation);
+  void OpenHolderLink() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void OnHolderLinkClosed(const HolderLink* link);
+  void FinishSnapshot(std::shared_ptr<struct Snapshot> snapshot);
+
+  const ServerJobOptions options_;
+
+  mutable absl::Mutex mutex_;
+  ShardCore core_ ABSL_GUARDED_BY(mutex_);
+  bool ended_ ABSL_GUARDED_BY(mutex_) = false;
+  std::shared_ptr<ChunkStore> store_ ABSL_GUARDED_BY(mutex_);  // made with the first plan of a timeline's layout
+  std::shared_ptr<const ChunkSource> source_ ABSL_GUARDED_BY(mutex_);
+  absl::Status source_status_ ABSL_GUARDED_BY(mutex_);
+  struct WorkerStream {
+    std::shared_ptr<ByteStream> stream;
+    std::shared_ptr<CommitQueue> queue;
+    uint64_t taken = 0;  // payload bytes
+    bool ack_due = false;
+  };
+  std::map<StreamId, WorkerStream> streams_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::pair<std::string, uint64_t>, std::shared_ptr<ByteStream>> peers_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<HolderLink> holder_link_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::pair<uint32_t, uint64_t>, std::shared_ptr<struct Snapshot>> snapshots_ ABSL_GUARDED_BY(mutex_);
+  std::vector<v1::NodeMessage> snapshots_done_ ABSL_GUARDED_BY(mutex_);  // said again on every new session
+  absl::CondVar version_changed_;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_SERVER_SERVER_JOB_H_

@@ -1,0 +1,469 @@
+#include "server/shard_core.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "common/log.h"
+#include "common/status_macros.h"
+
+namespace sluice {
+namespace {
+
+constexpr size_t kMaxParkedMessages = 4096;  // a stream; a worker pushes nothing before it has received parameters
+
+}  // namespace
+
+ShardCore::ShardCore(std::string job_id, v1::NodeId self, const ProtocolRules& rules, ShardActions* actions)
+    : job_id_(std::move(job_id)), self_(std::move(self)), rules_(rules), actions_(actions) {}
+
+// ---------------------------------------------------------------------------------------------------- scheduler
+
+void ShardCore::OnPlan(std::shared_ptr<const Layout> layout) {
+  if (layout->generation() <= generation() || (rules_.fencing && layout->generation() < fence_)) return;
+  const uint64_t old_timeline = layout_ ? layout_->plan().timeline() : 0;
+  layout_ = std::move(layout);
+  // Streams of older generations end; workers open new ones.
+  for (auto it = streams_.begin(); it != streams_.end();) {
+    if (it->second.hello.generation() < generation()) {
+      actions_->CloseStream(it->first, absl::AbortedError(absl::StrCat("generation ", it->second.hello.generation(),
+                                                                      " ended; now ", generation())));
+      it = streams_.erase(it);
+    } else {
+      ++it;
+    }
+  }
+  training_.clear();
+  evaluation_.clear();
+  decided_.clear();
+  if (layout_->plan().timeline() != old_timeline) {
+    recorded_ = 0;
+    ordered_.clear();
+    actions_->AbandonSnapshots();
+  }
+  if (layout_->plan().has_verdict() && rules_.verdict_carried) {
+    decided_[layout_->plan().verdict().round()] = layout_->plan().verdict();
+  }
+  MakeShards(old_timeline);
+  for (auto& [index, shard] : shards_) Progress(index);
+
+  std::vector<StreamId> parked;
+  for (auto& [id, stream] : streams_) {
+    if (stream.parked && stream.hello.generation() == generation()) parked.push_back(id);
+  }
+  for (StreamId id : parked) {
+    if (absl::Status status = Replay(id); !status.ok()) {
+      actions_->CloseStream(id, status);
+      streams_.erase(id);
+    }
+  }
+  std::deque<std::pair<v1::NormReport, v1::NodeId>> norms;
+  norms.swap(parked_norms_);
+  for (auto& [report, from] : norms) OnNorm(report, from).IgnoreError();
+}
+
+void ShardCore::MakeShards(uint64_t old_timeline) {
+  const ChunkTable& table = layout_->table();
+  const v1::Plan& plan = layout_->plan();
+  const uint64_t base = plan.has_checkpoint() ? plan.checkpoint().version() : 0;
+  for (uint32_t s = 0; s < table.shards(); ++s) {
+    uint64_t since = 0;
+    for (const v1::Member& m : plan.chains(s).members()) {
+      if (SameNode(m.node(), self_)) since = m.since();
+    }
+    auto held = shards_.find(s);
+    const bool keep = since != 0 && held != shards_.end() && held->second.since == since;
+    if (!keep && held != shards_.end()) {
+      for (uint64_t chunk : held->second.chunks) {
+        actions_->DropChunk(chunk);
+        chunks_.erase(chunk);
+      }
+      shards_.erase(held);
+    }
+    if (since == 0) continue;
+    Shard& shard = shards_[s];
+    if (!keep) {
+      shard.since = since;
+      for (uint64_t chunk = s; chunk < table.chunks(); chunk += table.shards()) {
+        shard.chunks.push_back(chunk);
+        Chunk& c = chunks_[chunk];
+        c.shard = s;
+        c.version = base;
+        actions_->LoadChunk(layout_, chunk, base);
+      }
+    }
+    shard.summed = 0;
+    shard.norm_sent = shard.progress_sent = false;
+    if (plan.has_verdict() && rules_.verdict_carried) shard.verdicts[plan.verdict().round()] = plan.verdict();
+    for (uint64_t chunk : shard.chunks) {
+      Chunk& c = chunks_[chunk];
+      ForgetRound(&c, layout_->contributors());
+      c.subscribers.clear();
+      if (keep) actions_->DiscardSum(chunk);
+    }
+  }
+}
+
+void ShardCore::ForgetRound(Chunk* chunk, uint32_t contributors) {
+  chunk->held.assign(contributors, false);
+  chunk->held_count = 0;
+  chunk->count = 0;
+  chunk->sum_posted = false;
+  chunk->sum.reset();
+}
+
+void ShardCore::OnFence(uint64_t generation) {
+  if (generation < fence_ || generation <= this->generation()) return;
+  if (rules_.fencing) fence_ = generation;
+  v1::NodeMessage message;
+  *message.mutable_fence_report() = MakeFenceReport();
+  message.mutable_fence_report()->set_generation(generation);
+  actions_->SendToScheduler(message);
+}
+
+v1::FenceReport ShardCore::MakeFenceReport() const {
+  v1::FenceReport report;
+  report.set_job_id(job_id_);
+  report.set_plan_generation(generation());
+  for (const auto& [index, shard] : shards_) {
+    v1::ShardReport* r = report.add_shards();
+    r->set_shard(index);
+    r->set_synced(true);
+    uint64_t low = UINT64_MAX, high = 0;
+    for (uint64_t chunk : shard.chunks) {
+      low = std::min(low, chunks_.at(chunk).version);
+      high = std::max(high, chunks_.at(chunk).version);
+    }
+    if (shard.chunks.empty()) low = high = 0;
+    r->set_min_version(low);
+    r->set_max_version(high);
+    // A verdict is a fact once a copy applied under it; one that is merely known may stand as well.
+    for (const auto& [round, verdict] : shard.verdicts) *r->add_verdicts() = verdict;
+  }
+  return report;
+}
+
+void ShardCore::OnCheckpointOrder(const v1::CheckpointOrder& order) {
+  if (!layout_ || order.generation() != generation() || Fenced()) return;  // the scheduler orders again after a transition
+  bool passed = false;
+  for (const auto& [index, chunk] : chunks_) passed |= chunk.version >= order.version();
+  if (!passed) {
+    ordered_.insert(order.version());
+    return;
+  }
+  for (const auto& [index, shard] : shards_) {
+    v1::NodeMessage message;
+    v1::SnapshotDone* done = message.mutable_snapshot_done();
+    done->set_job_id(job_id_);
+    done->set_timeline(layout_->plan().timeline());
+    done->set_version(order.version());
+    done->set_shard(index);
+    done->set_error(absl::StrCat("passed: shard ", index, " is at or past version ", order.version()));
+    actions_->SendToScheduler(message);
+  }
+}
+
+void ShardCore::OnSchedulerConnected() {
+  for (auto& [index, shard] : shards_) {
+    shard.progress_sent = false;
+    Progress(index);
+  }
+}
+
+void ShardCore::Progress(uint32_t index) {
+  Shard& shard = shards_.at(index);
+  if (shard.progress_sent) return;
+  for (uint64_t chunk : shard.chunks) {
+    if (chunks_.at(chunk).version < layout_->rounds()) return;
+  }
+  shard.progress_sent = true;
+  v1::NodeMessage message;
+  v1::ShardProgress* progress = message.mutable_shard_progress();
+  progress->set_job_id(job_id_);
+  progress->set_generation(generation());
+  progress->set_shard(index);
+  progress->set_version(layout_->rounds());
+  actions_->SendToScheduler(message);
+}
+
+// ------------------------------------------------------------------------------------------------------ workers
+
+absl::Status ShardCore::OnHello(StreamId stream, const v1::StreamHello& hello) {
+  if (layout_ && hello.generation() == generation() && hello.contributor() >= layout_->contributors()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("contributor ", hello.contributor(), " of ", layout_->contributors(), " in job ", job_id_));
+  }
+  const uint64_t newest = rules_.fencing ? std::max(fence_, generation()) : generation();
+  if (hello.generation() < newest && rules_.fencing) {
+    return absl::AbortedError(absl::StrCat("job ", job_id_, ": generation ", hello.generation(), " is over; now ", newest));
+  }
+  Stream& added = streams_[stream];
+  added.hello = hello;
+  added.parked = hello.generation() > generation();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<ShardCore::Stream*> ShardCore::Admit(StreamId stream, uint64_t message_generation) {
+  auto it = streams_.find(stream);
+  if (it == streams_.end()) return absl::FailedPreconditionError("a message before the stream's hello");
+  if (it->second.hello.generation() != message_generation) {
+    return absl::InvalidArgumentError(absl::StrCat("a message of generation ", message_generation,
+                                                   " on a stream of generation ", it->second.hello.generation()));
+  }
+  return &it->second;
+}
+
+absl::Status ShardCore::Replay(StreamId id) {
+  Stream& stream = streams_.at(id);
+  stream.parked = false;
+  if (stream.hello.contributor() >= layout_->contributors()) {
+    return absl::InvalidArgumentError(absl::StrCat("contributor ", stream.hello.contributor(), " of ", layout_->contributors()));
+  }
+  std::deque<StreamMessage> waiting;
+  waiting.swap(stream.waiting);
+  for (StreamMessage& message : waiting) {
+    absl::Status status;
+    if (auto* push = std::get_if<PushMessage>(&message)) {
+      status = OnPush(id, push->header, std::move(push->value), push->payload_bytes);
+    } else if (auto* subscribe = std::get_if<v1::Subscribe>(&message)) {
+      status = OnSubscribe(id, *subscribe);
+    } else {
+      status = OnReport(id, std::get<v1::RoundReport>(message));
+    }
+    RETURN_IF_ERROR(status);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ShardCore::OnPush(StreamId id, const v1::ChunkHeader& header, ContributionRef value, uint64_t payload_bytes) {
+  ASSIGN_OR_RETURN(Stream * stream, Admit(id, header.generation()));
+  if (stream->parked) {
+    if (stream->waiting.size() >= kMaxParkedMessages) {
+      return absl::ResourceExhaustedError("too many messages before the plan of their generation");
+    }
+    stream->waiting.push_back(PushMessage{header, std::move(value), payload_bytes});
+    return absl::OkStatus();
+  }
+  if (Fenced()) return absl::OkStatus();  // nothing older than the fence is processed
+  const ChunkTable& table = layout_->table();
+  if (header.space() != 0) return absl::InvalidArgumentError(absl::StrCat("space ", header.space(), " does not exist"));
+  if (header.chunk() >= table.chunks()) {
+    return absl::OutOfRangeError(absl::StrCat("chunk ", header.chunk(), " of ", table.chunks(), " in job ", job_id_));
+  }
+  auto it = chunks_.find(header.chunk());
+  if (it == chunks_.end()) {
+    return absl::InvalidArgumentError(absl::StrCat("chunk ", header.chunk(), " belongs to another server: shard ",
+                                                   table.shard(header.chunk()), " is held by ",
+                                                   layout_->primary(table.shard(header.chunk())).node().name()));
+  }
+  if (header.contributor() >= layout_->contributors() || header.contributor() != stream->hello.contributor()) {
+    return absl::InvalidArgumentError(absl::StrCat("contributor ", header.contributor(), " on the stream of contributor ",
+                                                   stream->hello.contributor()));
+  }
+  if (header.encoding() != v1::F32) {
+    return absl::InvalidArgumentError(absl::StrCat("encoding ", static_cast<int>(header.encoding()), "; this job pushes F32"));
+  }
+  const uint64_t length = table.range(header.chunk()).size();
+  if (header.elements() != 0 && header.elements() != length) {
+    return absl::InvalidArgumentError(absl::StrCat("chunk ", header.chunk(), ": ", header.elements(), " elements; it has ", length));
+  }
+  if (payload_bytes != header.elements() * sizeof(float)) {
+    return absl::InvalidArgumentError(absl::StrCat("chunk ", header.chunk(), ": ", payload_bytes, " payload bytes for ",
+                                                   header.elements(), " elements"));
+  }
+  if (!(header.count() >= 0)) return absl::InvalidArgumentError(absl::StrCat("count ", header.count()));
+  actions_->Acknowledge(id, payload_bytes);
+
+  Chunk& chunk = it->second;
+  uint32_t slot = header.contributor();
+  if (rules_.dedup) {
+    if (header.round() < chunk.version || chunk.held[slot]) return absl::OkStatus();
+    if (header.round() > chunk.version) {
+      return absl::FailedPreconditionError(absl::StrCat("chunk ", header.chunk(), ": a contribution to round ", header.round(),
+                                                        " while round ", chunk.version, " is open"));
+    }
+  } else {
+    if (chunk.sum_posted) return absl::OkStatus();
+    slot = chunk.held_count;
+  }
+  chunk.held[slot] = true;
+  ++chunk.held_count;
+  chunk.count += header.count();
+  actions_->AddContribution(header.chunk(), slot, layout_->contributors(),
+                            header.elements() == 0 ? nullptr : std::move(value));
+  if (chunk.held_count == layout_->contributors()) ChunkComplete(header.chunk(), &chunk);
+  return absl::OkStatus();
+}
+
+void ShardCore::ChunkComplete(uint64_t index, Chunk* chunk) {
+  const uint64_t round = chunk->version;
+  chunk->sum_posted = true;
+  if (layout_->plan().discipline() == v1::Plan::STREAM) {
+    actions_->FinishSum(index, generation(), round);
+    v1::Verdict verdict;
+    verdict.set_round(round);
+    verdict.set_count(chunk->count);
+    verdict.set_skip(chunk->count == 0);
+    verdict.set_gradient_scale(chunk->count == 0 ? 0 : static_cast<float>(1 / chunk->count));
+    ApplyChunk(index, chunk, verdict, /*skip_nonfinite=*/true);
+    Progress(chunk->shard);
+    TryRecord(round);
+    return;
+  }
+  actions_->FinishSum(index, generation(), round);
+}
+
+void ShardCore::OnSum(uint64_t index, uint64_t generation, uint64_t round, const SumResult& result) {
+  if (generation != this->generation() || Fenced()) return;
+  auto it = chunks_.find(index);
+  if (it == chunks_.end()) return;
+  Chunk& chunk = it->second;
+  if (layout_->plan().discipline() == v1::Plan::STREAM) {
+    if (!result.finite) {
+      LOG_WARN("job {} round {} chunk {}: the sum is not finite, the chunk keeps its value; contributors: {}", job_id_, round,
+               index, fmt::join(result.nonfinite_contributors, ", "));
+    }
+    return;
+  }
+  if (round != chunk.version || chunk.sum) return;
+  chunk.sum = result;
+  Shard& shard = shards_.at(chunk.shard);
+  ++shard.summed;
+  TryNorm(chunk.shard);
+}
+
+void ShardCore::TryNorm(uint32_t index) {
+  Shard& shard = shards_.at(index);
+  if (shard.chunks.empty() || shard.summed != shard.chunks.size()) return;
+  const uint64_t round = chunks_.at(shard.chunks[0]).version;
+  if (auto it = shard.verdicts.find(round); it != shard.verdicts.end()) {
+    ApplyShard(index, it->second);  // carried: a fact, never derived anew
+    return;
+  }
+  if (shard.norm_sent) return;
+  shard.norm_sent = true;
+  SendNormOf(index);
+}
+
+void ShardCore::SendNormOf(uint32_t index) {
+  const Shard& shard = shards_.at(index);
+  v1::NormReport report;
+  report.set_job_id(job_id_);
+  report.set_generation(generation());
+  report.set_round(chunks_.at(shard.chunks[0]).version);
+  report.set_shard(index);
+  report.set_finite(true);
+  std::set<uint32_t> nonfinite;
+  for (uint64_t chunk : shard.chunks) {
+    const Chunk& c = chunks_.at(chunk);
+    report.set_finite(report.finite() && c.sum->finite);
+    nonfinite.insert(c.sum->nonfinite_contributors.begin(), c.sum->nonfinite_contributors.end());
+    report.set_count(c.count);
+    for (const auto& [block, sum] : c.sum->blocks) {
+      report.add_block(block);
+      report.add_sum(sum);
+    }
+    for (const v1::NormFragment& f : c.sum->fragments) *report.add_fragments() = f;
+  }
+  report.mutable_nonfinite_contributors()->Add(nonfinite.begin(), nonfinite.end());
+  if (is_holder()) {
+    OnNorm(report, self_).IgnoreError();
+  } else {
+    actions_->SendNorm(layout_->primary(0), report);
+  }
+}
+
+void ShardCore::OnHolderConnected() {
+  if (!layout_ || layout_->plan().discipline() != v1::Plan::VERDICT || is_holder()) return;
+  for (const auto& [index, shard] : shards_) {
+    if (shard.norm_sent) SendNormOf(index);
+  }
+}
+
+void ShardCore::OnVerdict(const v1::VerdictNotice& notice) {
+  if (!layout_ || notice.generation() != generation() || Fenced()) return;
+  auto it = shards_.find(notice.shard());
+  if (it == shards_.end()) return;
+  Shard& shard = it->second;
+  const auto [known, fresh] = shard.verdicts.emplace(notice.verdict().round(), notice.verdict());
+  if (!fresh || shard.chunks.empty()) return;
+  if (notice.verdict().round() == chunks_.at(shard.chunks[0]).version && shard.summed == shard.chunks.size()) {
+    ApplyShard(notice.shard(), known->second);
+  }
+}
+
+void ShardCore::ApplyShard(uint32_t index, const v1::Verdict& verdict) {
+  Shard& shard = shards_.at(index);
+  shard.summed = 0;
+  shard.norm_sent = false;
+  for (uint64_t chunk : shard.chunks) {
+    Chunk& c = chunks_.at(chunk);
+    ApplyChunk(chunk, &c, verdict, /*skip_nonfinite=*/!c.sum->finite);
+  }
+  while (!shard.verdicts.empty() && shard.verdicts.begin()->first + 1 < verdict.round()) {
+    shard.verdicts.erase(shard.verdicts.begin());
+  }
+  Progress(index);
+}
+
+void ShardCore::ApplyChunk(uint64_t index, Chunk* chunk, const v1::Verdict& verdict, bool skip_nonfinite) {
+  actions_->Apply(index, verdict, skip_nonfinite);
+  ++chunk->version;
+  chunk->has_previous = rules_.kept_version;
+  if (!rules_.kept_version) actions_->DropPrevious(index);
+  ForgetRound(chunk, layout_->contributors());
+  for (Subscriber& s : chunk->subscribers) {
+    if (s.want > chunk->version) continue;
+    actions_->Serve(s.stream, index, chunk->version);
+    s.want = chunk->version + 1;
+  }
+  if (layout_->CheckpointAt(chunk->version) || ordered_.contains(chunk->version)) {
+    actions_->Snapshot(chunk->shard, index, layout_->plan().timeline(), chunk->version);
+  }
+}
+
+absl::Status ShardCore::OnSubscribe(StreamId id, const v1::Subscribe& subscribe) {
+  ASSIGN_OR_RETURN(Stream * stream, Admit(id, subscribe.generation()));
+  if (stream->parked) {
+    if (stream->waiting.size() >= kMaxParkedMessages) {
+      return absl::ResourceExhaustedError("too many messages before the plan of their generation");
+    }
+    stream->waiting.push_back(subscribe);
+    return absl::OkStatus();
+  }
+  if (Fenced()) return absl::OkStatus();
+  const uint64_t chunks = layout_->table().chunks();
+  for (const v1::Want& want : subscribe.wants()) {
+    if (want.first_chunk() >= chunks || want.chunks() > chunks - want.first_chunk()) {
+      return absl::OutOfRangeError(absl::StrCat("chunks ", want.first_chunk(), " + ", want.chunks(), " of ", chunks));
+    }
+    for (auto it = chunks_.lower_bound(want.first_chunk());
+         it != chunks_.end() && it->first < want.first_chunk() + want.chunks(); ++it) {
+      Chunk& chunk = it->second;
+      uint64_t next = want.version();
+      if (next < chunk.version) {
+        if (next + 1 < chunk.version || !chunk.has_previous) {
+          return absl::OutOfRangeError(absl::StrCat("chunk ", it->first, " version ", next, " is gone; now ", chunk.version));
+        }
+        actions_->Serve(id, it->first, next++);
+      }
+      if (next == chunk.version) actions_->Serve(id, it->first, next++);
+      auto mine = std::find_if(chunk.subscribers.begin(), chunk.subscribers.end(),
+                               [&](const Subscriber& s) { return s.stream == id; });
+      if (mine == chunk.subscribers.end()) {
+        chunk.subscribers.push_back({id, next});
+      } else {
+        mine->want = next;
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+void ShardCore::OnStreamClosed(StreamId stream) {
+  if (streams_.erase(stream) == 0) return;
+  for (auto& [index, chunk] : chunks_) {
+    std::erase_if(chunk.subscribers, [&](const Subscriber& s) { return s.stream == stream; });
+  }
+}
+
+}  // namespace sluice

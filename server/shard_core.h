@@ -1,0 +1,203 @@
+// Every shard that one server holds of one job, as a state machine: no threads, clock, gRPC or data. Events go in as
+// method calls, what is to be done comes out through ShardActions. docs/protocol.md states the rules; ServerJob
+// (server_job.h) is the shell that runs it in a process, the simulation runs the same code with hashes as values.
+//
+//   push -> counted by (round, contributor, chunk) -> AddContribution ... FinishSum -> OnSum
+//        -> VERDICT: all chunks of a shard -> norm report -> verdict holder -> verdict -> Apply -> Serve to subscribers
+//        -> STREAM:  Apply at once
+//
+// Data work on one chunk is done in the order of the calls (a chunk belongs to a lane), so the core's versions run ahead of
+// it: a version exists as soon as Apply was called.
+#ifndef SLUICE_SERVER_SHARD_CORE_H_
+#define SLUICE_SERVER_SHARD_CORE_H_
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/layout.h"
+#include "common/protocol_rules.h"
+#include "server/verdict.h"
+#include "sluice/v1/parameter.pb.h"
+#include "sluice/v1/scheduler.pb.h"
+#include "sluice/v1/shard.pb.h"
+
+namespace sluice {
+
+// What a contribution carries; the core never looks into it.
+class Contribution {
+ public:
+  virtual ~Contribution() = default;
+};
+using ContributionRef = std::shared_ptr<const Contribution>;
+
+// What the sum of one chunk's contributions came to.
+struct SumResult {
+  bool finite = true;
+  std::vector<uint32_t> nonfinite_contributors;
+  std::vector<std::pair<uint64_t, double>> blocks;  // whole norm blocks: index, sum of squares
+  std::vector<v1::NormFragment> fragments;          // parts of blocks that the chunk's borders cut
+};
+
+using StreamId = uint64_t;
+
+// What comes out. Calls are made inside the core's event methods, in the order in which they must take effect; an action
+// must not call back into the core (answers are later events).
+class ShardActions {
+ public:
+  virtual ~ShardActions() = default;
+
+  // --- data work; FIFO per chunk
+  // Make the chunk from the plan's checkpoint, its init folder or initial values, as `version`.
+  virtual void LoadChunk(const std::shared_ptr<const Layout>& layout, uint64_t chunk, uint64_t version) = 0;
+  virtual void DropChunk(uint64_t chunk) = 0;
+  // Null: an empty contribution, absent from the sum.
+  virtual void AddContribution(uint64_t chunk, uint32_t contributor, uint32_t contributors, ContributionRef value) = 0;
+  virtual void DiscardSum(uint64_t chunk) = 0;
+  // All contributions are there: answered by OnSum with the same generation and round. `contributors` may have all been empty.
+  virtual void FinishSum(uint64_t chunk, uint64_t generation, uint64_t round) = 0;
+  // value(round + 1) = update(value(round), sum, verdict); value(round) becomes the previous one. A skip keeps the value.
+  // With skip_nonfinite a sum that is not finite keeps it too (STREAM).
+  virtual void Apply(uint64_t chunk, const v1::Verdict& verdict, bool skip_nonfinite) = 0;
+  virtual void DropPrevious(uint64_t chunk) = 0;  // only with rules.kept_version off
+  virtual void Serve(StreamId stream, uint64_t chunk, uint64_t version) = 0;
+  // Write value and slots of the chunk, now at `version`, into the shard's file of that checkpoint.
+  virtual void Snapshot(uint32_t shard, uint64_t chunk, uint64_t timeline, uint64_t version) = 0;
+  // Open snapshots belong to a timeline that ended.
+  virtual void AbandonSnapshots() = 0;
+
+  // --- messages
+  virtual void SendNorm(const v1::Member& holder, const v1::NormReport& report) = 0;
+  virtual void SendVerdict(const v1::NodeId& primary, const v1::VerdictNotice& notice) = 0;
+  virtual void SendToScheduler(const v1::NodeMessage& message) = 0;
+  // Ends a worker's stream: Refusal, then the status. The core knows it no more.
+  virtual void CloseStream(StreamId stream, const absl::Status& status) = 0;
+  // A frame of `bytes` payload was taken off the stream.
+  virtual void Acknowledge(StreamId stream, uint64_t bytes) = 0;
+};
+
+// Not thread-safe.
+class ShardCore {
+ public:
+  ShardCore(std::string job_id, v1::NodeId self, const ProtocolRules& rules, ShardActions* actions);
+
+  // ------------------------------------------------------------------ events: scheduler
+  // Newer than what is held and not older than a fence, else ignored.
+  void OnPlan(std::shared_ptr<const Layout> layout);
+  void OnFence(uint64_t generation);
+  void OnCheckpointOrder(const v1::CheckpointOrder& order);
+  // A new session: says again what the scheduler may have missed.
+  void OnSchedulerConnected();
+
+  // ------------------------------------------------------------------ events: workers
+  // First message of a stream; a generation that is not here yet parks the stream's messages until its plan. Errors (the
+  // stream should be closed with them): ABORTED an older generation, INVALID_ARGUMENT outside the plan,
+  // RESOURCE_EXHAUSTED too much parked.
+  absl::Status OnHello(StreamId stream, const v1::StreamHello& hello);
+  // One chunk of a pushed frame. `payload_bytes` is what the frame holds for it.
+  absl::Status OnPush(StreamId stream, const v1::ChunkHeader& header, ContributionRef value, uint64_t payload_bytes);
+  absl::Status OnSubscribe(StreamId stream, const v1::Subscribe& subscribe);
+  absl::Status OnReport(StreamId stream, const v1::RoundReport& report);
+  void OnStreamClosed(StreamId stream);
+
+  // ------------------------------------------------------------------ events: servers and lanes
+  absl::Status OnNorm(const v1::NormReport& report, const v1::NodeId& from);
+  void OnVerdict(const v1::VerdictNotice& notice);
+  // The way to the verdict holder opened (again): open norms are sent again.
+  void OnHolderConnected();
+  void OnSum(uint64_t chunk, uint64_t generation, uint64_t round, const SumResult& result);
+
+  // ------------------------------------------------------------------ state
+  const std::shared_ptr<const Layout>& layout() const { return layout_; }
+  uint64_t generation() const { return layout_ ? layout_->generation() : 0; }
+  bool holds(uint64_t chunk) const { return chunks_.contains(chunk); }
+  uint64_t version(uint64_t chunk) const { return chunks_.at(chunk).version; }
+  bool has_previous(uint64_t chunk) const { return chunks_.at(chunk).has_previous; }
+  bool is_holder() const { return layout_ && SameNode(layout_->primary(0).node(), self_); }
+  // "job kjv-1 generation 2: round 17: waits for shard 3 report of contributor 1".
+  std::string Describe() const;
+
+ private:
+  struct Subscriber {
+    StreamId stream;
+    uint64_t want;  // next version to send
+  };
+  struct Chunk {
+    uint32_t shard = 0;
+    uint64_t version = 0;
+    bool has_previous = false;
+    std::vector<bool> held;  // by contributor, for round `version`
+    uint32_t held_count = 0;
+    double count = 0;        // targets of the held contributions, each replica once
+    bool sum_posted = false;
+    std::optional<SumResult> sum;
+    std::vector<Subscriber> subscribers;
+  };
+  struct Shard {
+    uint64_t since = 0;
+    std::vector<uint64_t> chunks;
+    std::map<uint64_t, v1::Verdict> verdicts;  // of rounds >= version - 1
+    uint64_t summed = 0;                       // chunks whose sum of the open round is in
+    bool norm_sent = false;
+    bool progress_sent = false;
+  };
+  struct PushMessage {
+    v1::ChunkHeader header;
+    ContributionRef value;
+    uint64_t payload_bytes;
+  };
+  using StreamMessage = std::variant<PushMessage, v1::Subscribe, v1::RoundReport>;
+  struct Stream {
+    v1::StreamHello hello;
+    bool parked = false;
+    std::deque<StreamMessage> waiting;
+  };
+
+  bool Fenced() const { return rules_.fencing && fence_ > generation(); }
+  absl::StatusOr<Stream*> Admit(StreamId stream, uint64_t generation);
+  absl::Status Replay(StreamId id);
+  void MakeShards(uint64_t old_timeline);
+  void ForgetRound(Chunk* chunk, uint32_t contributors);
+  void ChunkComplete(uint64_t index, Chunk* chunk);
+  void TryNorm(uint32_t shard);
+  void SendNormOf(uint32_t shard);
+  void ApplyShard(uint32_t shard, const v1::Verdict& verdict);
+  void ApplyChunk(uint64_t index, Chunk* chunk, const v1::Verdict& verdict, bool skip_nonfinite);
+  void Progress(uint32_t shard);
+  void TryDecide(uint64_t round);
+  void TryRecord(uint64_t round);
+  void Record(uint64_t round, const RoundTally& tally, const v1::Verdict* verdict);
+  void Evaluated(uint64_t version, const RoundTally& tally);
+  v1::FenceReport MakeFenceReport() const;
+  RoundTally* Tally(std::map<uint64_t, RoundTally>* tallies, uint64_t round);
+
+  const std::string job_id_;
+  const v1::NodeId self_;
+  const ProtocolRules rules_;
+  ShardActions* const actions_;
+
+  std::shared_ptr<const Layout> layout_;
+  uint64_t fence_ = 0;
+  std::map<uint32_t, Shard> shards_;
+  std::map<uint64_t, Chunk> chunks_;
+  std::map<StreamId, Stream> streams_;
+  std::set<uint64_t> ordered_;  // versions of ordered checkpoints
+  std::deque<std::pair<v1::NormReport, v1::NodeId>> parked_norms_;
+
+  // Verdict holder's state.
+  std::map<uint64_t, RoundTally> training_, evaluation_;
+  std::map<uint64_t, v1::Verdict> decided_;
+  uint64_t recorded_ = 0;  // rounds below it have a record (STREAM)
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_SERVER_SHARD_CORE_H_
