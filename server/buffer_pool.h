@@ -1,5 +1,5 @@
-// Buffers of float32 in mappings of their own: handed out ref-counted, taken back when the last holder lets go, unmapped with
-// the pool. A transport that still sends from a buffer keeps it (and the pool's mappings) alive.
+// Buffers of float32 in mappings of their own: handed out ref-counted, taken back when the last holder lets go,
+// unmapped with the pool. A transport that still sends from a buffer keeps it (and the pool's mappings) alive.
 #ifndef SLUICE_SERVER_BUFFER_POOL_H_
 #define SLUICE_SERVER_BUFFER_POOL_H_
 

@@ -36,15 +36,17 @@ absl::StatusOr<std::shared_ptr<const ChunkSource>> ChunkSource::Open(const Layou
     }
   } else {
     if (!plan.spec().model().has_gpt2()) {
-      return absl::InvalidArgumentError(absl::StrCat(folder, ": holds no manifest.json; only a gpt2 model can start from a "
-                                                             "Hugging Face folder"));
+      return absl::InvalidArgumentError(absl::StrCat(folder,
+                                                     ": holds no manifest.json; only a gpt2 model can start from a "
+                                                     "Hugging Face folder"));
     }
     ASSIGN_OR_RETURN(source->gpt2_, Gpt2FolderReader::Open(folder, plan.spec().model().gpt2()));
   }
   return source;
 }
 
-absl::Status ChunkSource::Load(const Layout& layout, Range range, float* value, const std::vector<float*>& slots) const {
+absl::Status ChunkSource::Load(const Layout& layout, Range range, float* value,
+                               const std::vector<float*>& slots) const {
   const size_t n = range.size();
   for (size_t i = 0; i < slots.size(); ++i) {
     if (checkpoint_ != nullptr && resume_) {

@@ -1,7 +1,8 @@
-// The data of one job on one server: values at v and v-1, optimizer slots, sums. All calls on one chunk come from its lane, in
-// order; different chunks are independent.
+// The data of one job on one server: values at v and v-1, optimizer slots, sums. All calls on one chunk come from its
+// lane, in order; different chunks are independent.
 //
-// Values are immutable and ref-counted: apply writes a new buffer, so a commit under way to a slow reader keeps its bytes.
+// Values are immutable and ref-counted: apply writes a new buffer, so a commit under way to a slow reader keeps its
+// bytes.
 #ifndef SLUICE_SERVER_CHUNK_STORE_H_
 #define SLUICE_SERVER_CHUNK_STORE_H_
 
@@ -31,7 +32,8 @@ struct PayloadContribution : Contribution {
 // Where first values come from: one reader for all chunks of a job.
 class ChunkSource {
  public:
-  // Opens the plan's checkpoint, or its spec.init folder, or nothing (initial values by Philox). Thread-safe afterwards.
+  // Opens the plan's checkpoint, or its spec.init folder, or nothing (initial values by Philox). Thread-safe
+  // afterwards.
   static absl::StatusOr<std::shared_ptr<const ChunkSource>> Open(const Layout& layout);
 
   // Fills value and slots (zero unless the checkpoint has them) of the range.

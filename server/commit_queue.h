@@ -1,5 +1,6 @@
-// What waits to be sent to one worker: values of chunks, coalesced into frames of up to 1 MiB in chunk order. Of a chunk
-// only the newest two versions wait (a restarting worker needs v-1 first); payloads are references to immutable buffers.
+// What waits to be sent to one worker: values of chunks, coalesced into frames of up to 1 MiB in chunk order. Of a
+// chunk only the newest two versions wait (a restarting worker needs v-1 first); payloads are references to immutable
+// buffers.
 #ifndef SLUICE_SERVER_COMMIT_QUEUE_H_
 #define SLUICE_SERVER_COMMIT_QUEUE_H_
 
@@ -16,7 +17,8 @@ namespace sluice {
 // Thread-safe.
 class CommitQueue {
  public:
-  CommitQueue(std::shared_ptr<ByteStream> stream, uint64_t generation) : stream_(std::move(stream)), generation_(generation) {}
+  CommitQueue(std::shared_ptr<ByteStream> stream, uint64_t generation)
+      : stream_(std::move(stream)), generation_(generation) {}
 
   // True where the caller should see to it that Flush is called soon (nobody else will).
   bool Add(uint64_t chunk, uint64_t version, ChunkValue value);

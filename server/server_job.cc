@@ -139,8 +139,9 @@ absl::Status ServerJob::OnFrame(StreamId id, ParsedFrame frame) {
   for (const v1::ChunkHeader& header : frame.control.header()) {
     const uint64_t left = frame.payload.size() - offset;
     if (header.elements() > left / sizeof(float)) {
-      return absl::InvalidArgumentError(absl::StrCat("chunk ", header.chunk(), ": ", header.elements(), " elements announced, ",
-                                                     left, " payload bytes left in the frame"));
+      return absl::InvalidArgumentError(absl::StrCat("chunk ", header.chunk(), ": ", header.elements(),
+                                                     " elements announced, ", left,
+                                                     " payload bytes left in the frame"));
     }
     const uint64_t bytes = header.elements() * sizeof(float);
     ContributionRef value;
@@ -231,7 +232,8 @@ void ServerJob::LoadChunk(const std::shared_ptr<const Layout>& layout, uint64_t 
     try {
       status = store->Load(*source, chunk, version);
     } catch (const std::bad_alloc&) {
-      status = absl::ResourceExhaustedError(absl::StrCat("no memory for chunk ", chunk, " after ", store->mapped_bytes(), " bytes"));
+      status = absl::ResourceExhaustedError(
+          absl::StrCat("no memory for chunk ", chunk, " after ", store->mapped_bytes(), " bytes"));
     }
     if (!status.ok()) Problem(status, generation);
   });
@@ -269,7 +271,8 @@ void ServerJob::FinishSum(uint64_t chunk, uint64_t generation, uint64_t round) {
 
 void ServerJob::Apply(uint64_t chunk, const v1::Verdict& verdict, bool skip_nonfinite) {
   mutex_.AssertHeld();
-  options_.lanes->Post(chunk, [store = store_, chunk, verdict, skip_nonfinite] { store->Apply(chunk, verdict, skip_nonfinite); });
+  options_.lanes->Post(
+      chunk, [store = store_, chunk, verdict, skip_nonfinite] { store->Apply(chunk, verdict, skip_nonfinite); });
   version_changed_.SignalAll();
 }
 
@@ -308,13 +311,14 @@ void ServerJob::Snapshot(uint32_t shard, uint64_t chunk, uint64_t timeline, uint
         pieces.push_back({slot, layout.table().range(c).begin, layout.table().range(c).size()});
       }
     }
-    const std::string base = absl::StrCat(
-        options_.checkpoint_root, "/", spec.checkpoint().directory().empty() ? options_.job_id : spec.checkpoint().directory());
+    const std::string base =
+        absl::StrCat(options_.checkpoint_root, "/",
+                     spec.checkpoint().directory().empty() ? options_.job_id : spec.checkpoint().directory());
     absl::MutexLock lock(&snapshot->mutex);
     snapshot->left = layout.table().chunks_of(shard);
-    auto writer = ShardFileWriter::Create(
-        absl::StrCat(base, "/", StagingFolderName(timeline, version), "/", ShardFileName(shard, layout.table().shards())),
-        std::move(pieces));
+    auto writer = ShardFileWriter::Create(absl::StrCat(base, "/", StagingFolderName(timeline, version), "/",
+                                                       ShardFileName(shard, layout.table().shards())),
+                                          std::move(pieces));
     if (writer.ok()) {
       snapshot->writer = *std::move(writer);
     } else {
@@ -444,8 +448,8 @@ absl::StatusOr<std::pair<uint64_t, ChunkValue>> ServerJob::GetChunk(uint64_t chu
       if (ended_) return absl::NotFoundError(absl::StrCat("job ", options_.job_id, " has ended"));
       if (core_.layout() != nullptr && core_.holds(chunk) && (!version || core_.version(chunk) >= *version)) break;
       if (version_changed_.WaitWithDeadline(&mutex_, deadline)) {
-        return absl::DeadlineExceededError(absl::StrCat("job ", options_.job_id, ": chunk ", chunk, " has not reached version ",
-                                                        version.value_or(0)));
+        return absl::DeadlineExceededError(
+            absl::StrCat("job ", options_.job_id, ": chunk ", chunk, " has not reached version ", version.value_or(0)));
       }
     }
     at = version.value_or(core_.version(chunk));

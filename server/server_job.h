@@ -60,7 +60,8 @@ class ServerJob : public std::enable_shared_from_this<ServerJob>, private ShardA
   std::shared_ptr<const Layout> layout() const;
   uint64_t generation() const;
   // Version of one chunk, or NOT_FOUND; the value is fetched on its lane. Blocks. Without a version: the newest.
-  absl::StatusOr<std::pair<uint64_t, ChunkValue>> GetChunk(uint64_t chunk, std::optional<uint64_t> version, absl::Time deadline);
+  absl::StatusOr<std::pair<uint64_t, ChunkValue>> GetChunk(uint64_t chunk, std::optional<uint64_t> version,
+                                                           absl::Time deadline);
   std::vector<uint64_t> Chunks() const;
   size_t mapped_bytes() const;
   std::string Describe() const;

@@ -26,7 +26,7 @@ void ShardCore::OnPlan(std::shared_ptr<const Layout> layout) {
   for (auto it = streams_.begin(); it != streams_.end();) {
     if (it->second.hello.generation() < generation()) {
       actions_->CloseStream(it->first, absl::AbortedError(absl::StrCat("generation ", it->second.hello.generation(),
-                                                                      " ended; now ", generation())));
+                                                                       " ended; now ", generation())));
       it = streams_.erase(it);
     } else {
       ++it;
@@ -143,7 +143,8 @@ v1::FenceReport ShardCore::MakeFenceReport() const {
 }
 
 void ShardCore::OnCheckpointOrder(const v1::CheckpointOrder& order) {
-  if (!layout_ || order.generation() != generation() || Fenced()) return;  // the scheduler orders again after a transition
+  if (!layout_ || order.generation() != generation() || Fenced())
+    return;  // the scheduler orders again after a transition
   bool passed = false;
   for (const auto& [index, chunk] : chunks_) passed |= chunk.version >= order.version();
   if (!passed) {
@@ -194,7 +195,8 @@ absl::Status ShardCore::OnHello(StreamId stream, const v1::StreamHello& hello) {
   }
   const uint64_t newest = rules_.fencing ? std::max(fence_, generation()) : generation();
   if (hello.generation() < newest && rules_.fencing) {
-    return absl::AbortedError(absl::StrCat("job ", job_id_, ": generation ", hello.generation(), " is over; now ", newest));
+    return absl::AbortedError(
+        absl::StrCat("job ", job_id_, ": generation ", hello.generation(), " is over; now ", newest));
   }
   Stream& added = streams_[stream];
   added.hello = hello;
@@ -216,7 +218,8 @@ absl::Status ShardCore::Replay(StreamId id) {
   Stream& stream = streams_.at(id);
   stream.parked = false;
   if (stream.hello.contributor() >= layout_->contributors()) {
-    return absl::InvalidArgumentError(absl::StrCat("contributor ", stream.hello.contributor(), " of ", layout_->contributors()));
+    return absl::InvalidArgumentError(
+        absl::StrCat("contributor ", stream.hello.contributor(), " of ", layout_->contributors()));
   }
   std::deque<StreamMessage> waiting;
   waiting.swap(stream.waiting);
@@ -234,7 +237,8 @@ absl::Status ShardCore::Replay(StreamId id) {
   return absl::OkStatus();
 }
 
-absl::Status ShardCore::OnPush(StreamId id, const v1::ChunkHeader& header, ContributionRef value, uint64_t payload_bytes) {
+absl::Status ShardCore::OnPush(StreamId id, const v1::ChunkHeader& header, ContributionRef value,
+                               uint64_t payload_bytes) {
   ASSIGN_OR_RETURN(Stream * stream, Admit(id, header.generation()));
   if (stream->parked) {
     if (stream->waiting.size() >= kMaxParkedMessages) {
@@ -256,15 +260,17 @@ absl::Status ShardCore::OnPush(StreamId id, const v1::ChunkHeader& header, Contr
                                                    layout_->primary(table.shard(header.chunk())).node().name()));
   }
   if (header.contributor() >= layout_->contributors() || header.contributor() != stream->hello.contributor()) {
-    return absl::InvalidArgumentError(absl::StrCat("contributor ", header.contributor(), " on the stream of contributor ",
-                                                   stream->hello.contributor()));
+    return absl::InvalidArgumentError(absl::StrCat("contributor ", header.contributor(),
+                                                   " on the stream of contributor ", stream->hello.contributor()));
   }
   if (header.encoding() != v1::F32) {
-    return absl::InvalidArgumentError(absl::StrCat("encoding ", static_cast<int>(header.encoding()), "; this job pushes F32"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("encoding ", static_cast<int>(header.encoding()), "; this job pushes F32"));
   }
   const uint64_t length = table.range(header.chunk()).size();
   if (header.elements() != 0 && header.elements() != length) {
-    return absl::InvalidArgumentError(absl::StrCat("chunk ", header.chunk(), ": ", header.elements(), " elements; it has ", length));
+    return absl::InvalidArgumentError(
+        absl::StrCat("chunk ", header.chunk(), ": ", header.elements(), " elements; it has ", length));
   }
   if (payload_bytes != header.elements() * sizeof(float)) {
     return absl::InvalidArgumentError(absl::StrCat("chunk ", header.chunk(), ": ", payload_bytes, " payload bytes for ",
@@ -278,8 +284,8 @@ absl::Status ShardCore::OnPush(StreamId id, const v1::ChunkHeader& header, Contr
   if (rules_.dedup) {
     if (header.round() < chunk.version || chunk.held[slot]) return absl::OkStatus();
     if (header.round() > chunk.version) {
-      return absl::FailedPreconditionError(absl::StrCat("chunk ", header.chunk(), ": a contribution to round ", header.round(),
-                                                        " while round ", chunk.version, " is open"));
+      return absl::FailedPreconditionError(absl::StrCat("chunk ", header.chunk(), ": a contribution to round ",
+                                                        header.round(), " while round ", chunk.version, " is open"));
     }
   } else {
     if (chunk.sum_posted) return absl::OkStatus();
@@ -319,8 +325,8 @@ void ShardCore::OnSum(uint64_t index, uint64_t generation, uint64_t round, const
   Chunk& chunk = it->second;
   if (layout_->plan().discipline() == v1::Plan::STREAM) {
     if (!result.finite) {
-      LOG_WARN("job {} round {} chunk {}: the sum is not finite, the chunk keeps its value; contributors: {}", job_id_, round,
-               index, fmt::join(result.nonfinite_contributors, ", "));
+      LOG_WARN("job {} round {} chunk {}: the sum is not finite, the chunk keeps its value; contributors: {}", job_id_,
+               round, index, fmt::join(result.nonfinite_contributors, ", "));
     }
     return;
   }
@@ -442,7 +448,8 @@ absl::Status ShardCore::OnSubscribe(StreamId id, const v1::Subscribe& subscribe)
       uint64_t next = want.version();
       if (next < chunk.version) {
         if (next + 1 < chunk.version || !chunk.has_previous) {
-          return absl::OutOfRangeError(absl::StrCat("chunk ", it->first, " version ", next, " is gone; now ", chunk.version));
+          return absl::OutOfRangeError(
+              absl::StrCat("chunk ", it->first, " version ", next, " is gone; now ", chunk.version));
         }
         actions_->Serve(id, it->first, next++);
       }

@@ -6,8 +6,8 @@
 //        -> VERDICT: all chunks of a shard -> norm report -> verdict holder -> verdict -> Apply -> Serve to subscribers
 //        -> STREAM:  Apply at once
 //
-// Data work on one chunk is done in the order of the calls (a chunk belongs to a lane), so the core's versions run ahead of
-// it: a version exists as soon as Apply was called.
+// Data work on one chunk is done in the order of the calls (a chunk belongs to a lane), so the core's versions run
+// ahead of it: a version exists as soon as Apply was called.
 #ifndef SLUICE_SERVER_SHARD_CORE_H_
 #define SLUICE_SERVER_SHARD_CORE_H_
 
@@ -49,8 +49,8 @@ struct SumResult {
 
 using StreamId = uint64_t;
 
-// What comes out. Calls are made inside the core's event methods, in the order in which they must take effect; an action
-// must not call back into the core (answers are later events).
+// What comes out. Calls are made inside the core's event methods, in the order in which they must take effect; an
+// action must not call back into the core (answers are later events).
 class ShardActions {
  public:
   virtual ~ShardActions() = default;
@@ -62,10 +62,11 @@ class ShardActions {
   // Null: an empty contribution, absent from the sum.
   virtual void AddContribution(uint64_t chunk, uint32_t contributor, uint32_t contributors, ContributionRef value) = 0;
   virtual void DiscardSum(uint64_t chunk) = 0;
-  // All contributions are there: answered by OnSum with the same generation and round. `contributors` may have all been empty.
+  // All contributions are there: answered by OnSum with the same generation and round. `contributors` may have all been
+  // empty.
   virtual void FinishSum(uint64_t chunk, uint64_t generation, uint64_t round) = 0;
-  // value(round + 1) = update(value(round), sum, verdict); value(round) becomes the previous one. A skip keeps the value.
-  // With skip_nonfinite a sum that is not finite keeps it too (STREAM).
+  // value(round + 1) = update(value(round), sum, verdict); value(round) becomes the previous one. A skip keeps the
+  // value. With skip_nonfinite a sum that is not finite keeps it too (STREAM).
   virtual void Apply(uint64_t chunk, const v1::Verdict& verdict, bool skip_nonfinite) = 0;
   virtual void DropPrevious(uint64_t chunk) = 0;  // only with rules.kept_version off
   virtual void Serve(StreamId stream, uint64_t chunk, uint64_t version) = 0;
@@ -98,8 +99,8 @@ class ShardCore {
   void OnSchedulerConnected();
 
   // ------------------------------------------------------------------ events: workers
-  // First message of a stream; a generation that is not here yet parks the stream's messages until its plan. Errors (the
-  // stream should be closed with them): ABORTED an older generation, INVALID_ARGUMENT outside the plan,
+  // First message of a stream; a generation that is not here yet parks the stream's messages until its plan. Errors
+  // (the stream should be closed with them): ABORTED an older generation, INVALID_ARGUMENT outside the plan,
   // RESOURCE_EXHAUSTED too much parked.
   absl::Status OnHello(StreamId stream, const v1::StreamHello& hello);
   // One chunk of a pushed frame. `payload_bytes` is what the frame holds for it.
@@ -136,7 +137,7 @@ class ShardCore {
     bool has_previous = false;
     std::vector<bool> held;  // by contributor, for round `version`
     uint32_t held_count = 0;
-    double count = 0;        // targets of the held contributions, each replica once
+    double count = 0;  // targets of the held contributions, each replica once
     bool sum_posted = false;
     std::optional<SumResult> sum;
     std::vector<Subscriber> subscribers;

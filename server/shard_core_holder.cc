@@ -17,7 +17,8 @@ absl::Status ShardCore::OnNorm(const v1::NormReport& report, const v1::NodeId& f
     return absl::OkStatus();
   }
   if ((rules_.fencing && report.generation() < generation()) || Fenced()) return absl::OkStatus();
-  if (!is_holder()) return absl::FailedPreconditionError(absl::StrCat("job ", job_id_, ": this server is not the verdict holder"));
+  if (!is_holder())
+    return absl::FailedPreconditionError(absl::StrCat("job ", job_id_, ": this server is not the verdict holder"));
   if (auto it = decided_.find(report.round()); it != decided_.end()) {
     v1::VerdictNotice notice;
     notice.set_job_id(job_id_);
@@ -44,8 +45,8 @@ absl::Status ShardCore::OnReport(StreamId id, const v1::RoundReport& report) {
   }
   if (Fenced()) return absl::OkStatus();
   if (!is_holder()) {
-    return absl::FailedPreconditionError(absl::StrCat("job ", job_id_, ": reports go to the verdict holder, ",
-                                                      layout_->primary(0).node().name()));
+    return absl::FailedPreconditionError(
+        absl::StrCat("job ", job_id_, ": reports go to the verdict holder, ", layout_->primary(0).node().name()));
   }
   if (report.contributor() != stream->hello.contributor()) {
     return absl::InvalidArgumentError(absl::StrCat("report of contributor ", report.contributor(), " on the stream of ",

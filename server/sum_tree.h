@@ -1,6 +1,7 @@
-// The sum of one chunk's contributions in a fixed shape: a binary tree over contributor indices, level by level (0,1), (2,3),
-// ...; an odd last one passes up. Neighbours add as soon as both are there, whatever the order of arrival, so the bits never
-// depend on it. An empty contribution is absent: absent (+) x = x.
+// The sum of one chunk's contributions in a fixed shape: a binary tree over contributor indices, level by level (0,1),
+// (2,3),
+// ...; an odd last one passes up. Neighbours add as soon as both are there, whatever the order of arrival, so the bits
+// never depend on it. An empty contribution is absent: absent (+) x = x.
 //
 // The first of two neighbours waits as borrowed slices; the second is added in place.
 #ifndef SLUICE_SERVER_SUM_TREE_H_

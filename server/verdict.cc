@@ -13,11 +13,13 @@ namespace sluice {
 
 absl::Status RoundTally::AddNorm(const v1::NormReport& report) {
   if (report.shard() >= layout_->plan().shards()) {
-    return absl::InvalidArgumentError(absl::StrCat("norm report of shard ", report.shard(), " of ", layout_->plan().shards()));
+    return absl::InvalidArgumentError(
+        absl::StrCat("norm report of shard ", report.shard(), " of ", layout_->plan().shards()));
   }
   const uint64_t parameters = layout_->space().size(), block = layout_->plan().norm_block();
   const uint64_t blocks = (parameters + block - 1) / block;
-  if (report.block_size() != report.sum_size()) return absl::InvalidArgumentError("norm report: blocks and sums differ");
+  if (report.block_size() != report.sum_size())
+    return absl::InvalidArgumentError("norm report: blocks and sums differ");
   for (uint64_t b : report.block()) {
     if (b >= blocks) return absl::InvalidArgumentError(absl::StrCat("norm report: block ", b, " of ", blocks));
   }
@@ -47,8 +49,8 @@ absl::StatusOr<v1::Verdict> RoundTally::Decide() const {
   for (const auto& [shard, norm] : norms_) {
     finite &= norm.finite();
     if (count >= 0 && norm.count() != count) {
-      return absl::FailedPreconditionError(absl::StrCat("round ", round_, ": shard ", shard, " counts ", norm.count(),
-                                                        " targets, others ", count));
+      return absl::FailedPreconditionError(
+          absl::StrCat("round ", round_, ": shard ", shard, " counts ", norm.count(), " targets, others ", count));
     }
     count = norm.count();
   }
@@ -81,7 +83,8 @@ absl::StatusOr<v1::Verdict> RoundTally::Decide() const {
   }
   double total = 0;
   for (uint64_t b = 0; b < blocks; ++b) {
-    if (sums[b] < 0) return absl::FailedPreconditionError(absl::StrCat("round ", round_, ": norm block ", b, " is missing"));
+    if (sums[b] < 0)
+      return absl::FailedPreconditionError(absl::StrCat("round ", round_, ": norm block ", b, " is missing"));
     total += sums[b];
   }
   const double norm = std::sqrt(total) / count;

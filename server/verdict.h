@@ -1,5 +1,5 @@
-// The verdict holder's arithmetic (docs/protocol.md, rule 7): norm reports of all shards and the replicas' reports of one
-// round in, the one decision out. Pure; not thread-safe.
+// The verdict holder's arithmetic (docs/protocol.md, rule 7): norm reports of all shards and the replicas' reports of
+// one round in, the one decision out. Pure; not thread-safe.
 #ifndef SLUICE_SERVER_VERDICT_H_
 #define SLUICE_SERVER_VERDICT_H_
 
@@ -18,7 +18,8 @@
 
 namespace sluice {
 
-// One round. Reports may come in any order and more than once; a second one of the same shard or contributor is dropped.
+// One round. Reports may come in any order and more than once; a second one of the same shard or contributor is
+// dropped.
 class RoundTally {
  public:
   RoundTally(std::shared_ptr<const Layout> layout, uint64_t round) : layout_(std::move(layout)), round_(round) {}

@@ -1,0 +1,311 @@
+#include "server/server_node.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/frame.h"
+#include "common/log.h"
+#include "common/status_macros.h"
+#include "common/version.h"
+
+namespace sluice {
+namespace {
+
+constexpr size_t kMaxPlanlessJobs = 64;  // jobs that only a worker's hello speaks of
+
+absl::Status CheckVersion(uint32_t version) {
+  if (version == kProtocolVersion) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("protocol version ", version, " meets ", kProtocolVersion, "; run one build on all nodes"));
+}
+
+}  // namespace
+
+// A worker's end. Frames of one stream come one at a time.
+class ServerNode::WorkerStream : public StreamHandler {
+ public:
+  WorkerStream(ServerNode* node, std::shared_ptr<ByteStream> stream, std::string peer)
+      : node_(node), id_(node->next_stream_++), stream_(std::move(stream)), peer_(std::move(peer)) {}
+
+  void OnMessage(grpc::ByteBuffer buffer) override {
+    absl::Status status = Handle(std::move(buffer));
+    if (status.ok() || closed_) return;
+    closed_ = true;
+    LOG_WARN("stream of {} ({}), job {}: {}", who_, peer_, job_ == nullptr ? "?" : "known", status.ToString());
+    v1::ChunkFrame refusal;
+    refusal.mutable_refusal()->set_code(static_cast<int>(status.code()));
+    refusal.mutable_refusal()->set_message(std::string(status.message()));
+    if (job_ != nullptr) refusal.mutable_refusal()->set_generation(job_->generation());
+    stream_->Write(EncodeFrame(refusal, {}));
+    stream_->Close(status);
+  }
+
+  void OnClosed(const absl::Status&) override {
+    if (job_ != nullptr) job_->RemoveStream(id_);
+    job_ = nullptr;
+  }
+
+ private:
+  absl::Status Handle(grpc::ByteBuffer buffer) {
+    if (closed_) return absl::OkStatus();
+    ASSIGN_OR_RETURN(ParsedFrame frame, ParseFrame(std::move(buffer)));
+    if (job_ == nullptr) {
+      if (!frame.control.has_hello())
+        return absl::InvalidArgumentError("the first message of a stream must carry hello");
+      const v1::StreamHello& hello = frame.control.hello();
+      RETURN_IF_ERROR(CheckVersion(hello.protocol_version()));
+      who_ = absl::StrCat(hello.node().name(), " contributor ", hello.contributor());
+      std::shared_ptr<ServerJob> job = node_->FindOrMakeJob(hello.job_id());
+      if (job == nullptr) return absl::NotFoundError(absl::StrCat("job ", hello.job_id(), " is not here"));
+      RETURN_IF_ERROR(job->AddStream(id_, stream_, hello));
+      job_ = std::move(job);
+    }
+    return job_->OnFrame(id_, std::move(frame));
+  }
+
+  ServerNode* const node_;
+  const StreamId id_;
+  const std::shared_ptr<ByteStream> stream_;
+  const std::string peer_;
+  std::string who_ = "unknown";
+  std::shared_ptr<ServerJob> job_;
+  bool closed_ = false;
+};
+
+// Another server's link to this one as verdict holder.
+class ServerNode::PeerStream : public StreamHandler {
+ public:
+  PeerStream(ServerNode* node, std::shared_ptr<ByteStream> stream) : node_(node), stream_(std::move(stream)) {}
+
+  void OnMessage(grpc::ByteBuffer buffer) override {
+    v1::ShardMessage message;
+    if (!DecodeMessage(buffer, &message)) {
+      return stream_->Close(absl::InvalidArgumentError("not a ShardMessage"));
+    }
+    if (job_ == nullptr) {
+      if (!message.has_hello()) return stream_->Close(absl::InvalidArgumentError("the first message must be hello"));
+      if (absl::Status status = CheckVersion(message.hello().protocol_version()); !status.ok())
+        return stream_->Close(status);
+      job_ = node_->FindOrMakeJob(message.hello().job_id());
+      if (job_ == nullptr) return stream_->Close(absl::NotFoundError("no such job here"));
+      peer_ = message.hello().node();
+      job_->AddPeer(peer_, stream_);
+      return;
+    }
+    job_->OnShardMessage(message, peer_);
+  }
+
+  void OnClosed(const absl::Status&) override {
+    if (job_ != nullptr) job_->RemovePeer(peer_, stream_.get());
+    job_ = nullptr;
+  }
+
+ private:
+  ServerNode* const node_;
+  const std::shared_ptr<ByteStream> stream_;
+  std::shared_ptr<ServerJob> job_;
+  v1::NodeId peer_;
+};
+
+std::unique_ptr<ServerNode> ServerNode::Start(const ServerOptions& options) {
+  std::unique_ptr<ServerNode> node(new ServerNode(options));
+  node->session_owner_ =
+      Session::Start(options.transport, options.scheduler,
+                     {.make_register = [n = node.get()] { return n->MakeRegister(); },
+                      .on_message = [n = node.get()](const v1::SchedulerMessage& message) { n->OnMessage(message); },
+                      .on_refused = options.on_refused});
+  absl::MutexLock lock(&node->session_mutex_);
+  node->session_ = node->session_owner_.get();
+  return node;
+}
+
+ServerNode::ServerNode(const ServerOptions& options) : options_(options), lanes_(options.lanes), background_(1) {}
+
+ServerNode::~ServerNode() {
+  {
+    absl::MutexLock lock(&session_mutex_);
+    session_ = nullptr;
+  }
+  session_owner_ = nullptr;
+  std::map<std::string, std::shared_ptr<ServerJob>> jobs;
+  {
+    absl::MutexLock lock(&mutex_);
+    jobs.swap(jobs_);
+  }
+  for (auto& [id, job] : jobs) job->End();
+  lanes_.Drain();
+  background_.Drain();
+}
+
+void ServerNode::Send(const v1::NodeMessage& message) {
+  absl::MutexLock lock(&session_mutex_);
+  if (session_ != nullptr) session_->Send(message);
+}
+
+void ServerNode::Leave() {
+  v1::NodeMessage message;
+  message.mutable_leaving();
+  Send(message);
+}
+
+v1::Register ServerNode::MakeRegister() const {
+  v1::Register r;
+  r.set_protocol_version(kProtocolVersion);
+  r.set_build_id(kVersion);
+  r.set_role(v1::SERVER);
+  *r.mutable_node() = options_.node;
+  r.set_host_id(options_.host_id);
+  r.set_address(options_.address);
+  r.set_memory_limit(options_.memory_limit);
+  absl::MutexLock lock(&mutex_);
+  for (const auto& [id, job] : jobs_) {
+    v1::JobGeneration* g = r.add_jobs();
+    g->set_job_id(id);
+    g->set_generation(job->generation());
+  }
+  return r;
+}
+
+void ServerNode::OnMessage(const v1::SchedulerMessage& message) {
+  switch (message.kind_case()) {
+    case v1::SchedulerMessage::kWelcome: {
+      std::map<std::string, std::shared_ptr<ServerJob>> jobs;
+      {
+        absl::MutexLock lock(&mutex_);
+        jobs = jobs_;
+      }
+      for (auto& [id, job] : jobs) job->OnSchedulerConnected();
+      break;
+    }
+    case v1::SchedulerMessage::kPlan:
+      OnPlan(message.plan());
+      break;
+    case v1::SchedulerMessage::kFence:
+      if (auto job = FindJob(message.fence().job_id())) job->OnFence(message.fence().generation());
+      break;
+    case v1::SchedulerMessage::kCheckpoint:
+      if (auto job = FindJob(message.checkpoint().job_id())) job->OnCheckpointOrder(message.checkpoint());
+      break;
+    case v1::SchedulerMessage::kEndJob: {
+      std::shared_ptr<ServerJob> job;
+      {
+        absl::MutexLock lock(&mutex_);
+        auto it = jobs_.find(message.end_job().job_id());
+        if (it == jobs_.end()) return;
+        job = it->second;
+        jobs_.erase(it);
+        reserved_.erase(message.end_job().job_id());
+      }
+      job->End();
+      LOG_INFO("job {} ended", message.end_job().job_id());
+      break;
+    }
+    default:
+      break;
+  }
+}
+
+void ServerNode::OnPlan(const v1::Plan& plan) {
+  auto fail = [&](const absl::Status& status) {
+    v1::NodeMessage message;
+    v1::NodeProblem* problem = message.mutable_problem();
+    problem->set_job_id(plan.job_id());
+    problem->set_generation(plan.generation());
+    problem->set_code(static_cast<int>(status.code()));
+    problem->set_message(absl::StrCat("server ", options_.node.name(), ": ", status.message()));
+    Send(message);
+  };
+  absl::StatusOr<std::shared_ptr<const Layout>> layout = Layout::Make(plan);
+  if (!layout.ok()) return fail(layout.status());
+  uint64_t elements = 0;
+  for (uint64_t c = 0; c < (*layout)->table().chunks(); ++c) {
+    if ((*layout)->IsMember((*layout)->table().shard(c), options_.node)) elements += (*layout)->table().range(c).size();
+  }
+  const uint64_t each = ChunkStore::BytesPerElement(plan.spec()), need = elements * each;
+  if (options_.memory_limit > 0) {
+    absl::MutexLock lock(&mutex_);
+    uint64_t others = 0;
+    for (const auto& [id, bytes] : reserved_) others += id == plan.job_id() ? 0 : bytes;
+    if (others + need > options_.memory_limit) {
+      return fail(absl::ResourceExhaustedError(absl::StrCat("job ", plan.job_id(), " needs ", elements, " elements x ",
+                                                            each, " bytes = ", need, " bytes here, other jobs hold ",
+                                                            others, ", the limit is ", options_.memory_limit,
+                                                            "; add servers or raise --memory_limit")));
+    }
+    reserved_[plan.job_id()] = need;
+  }
+  LOG_INFO("job {} generation {} timeline {} start {}: {} of {} elements here", plan.job_id(), plan.generation(),
+           plan.timeline(), plan.start(), elements, (*layout)->space().size());
+  if (auto job = FindOrMakeJob(plan.job_id())) job->OnPlan(*std::move(layout));
+}
+
+std::shared_ptr<ServerJob> ServerNode::FindJob(const std::string& job_id) const {
+  absl::MutexLock lock(&mutex_);
+  auto it = jobs_.find(job_id);
+  return it == jobs_.end() ? nullptr : it->second;
+}
+
+std::shared_ptr<ServerJob> ServerNode::FindOrMakeJob(const std::string& job_id) {
+  absl::MutexLock lock(&mutex_);
+  auto it = jobs_.find(job_id);
+  if (it != jobs_.end()) return it->second;
+  // A worker may have its plan before this server has: its messages wait. Names that no plan ever speaks of stay few.
+  size_t planless = 0;
+  for (auto i = jobs_.begin(); i != jobs_.end();) {
+    if (i->second->generation() == 0 && i->second.use_count() == 1) {
+      i = jobs_.erase(i);
+    } else {
+      planless += i->second->generation() == 0;
+      ++i;
+    }
+  }
+  if (planless >= kMaxPlanlessJobs) return nullptr;
+  auto job = std::make_shared<ServerJob>(ServerJobOptions{
+      .job_id = job_id,
+      .self = options_.node,
+      .checkpoint_root = options_.checkpoint_root,
+      .rules = options_.rules,
+      .lanes = &lanes_,
+      .background = &background_,
+      .transport = options_.transport,
+      .to_scheduler = [this](const v1::NodeMessage& message) { Send(message); },
+  });
+  jobs_[job_id] = job;
+  return job;
+}
+
+Acceptor ServerNode::parameter_acceptor() {
+  return [this](std::shared_ptr<ByteStream> stream, const std::string& peer) {
+    return std::make_shared<WorkerStream>(this, std::move(stream), peer);
+  };
+}
+
+Acceptor ServerNode::shard_acceptor() {
+  return [this](std::shared_ptr<ByteStream> stream, const std::string&) {
+    return std::make_shared<PeerStream>(this, std::move(stream));
+  };
+}
+
+absl::StatusOr<v1::GetPlanResponse> ServerNode::GetPlan(const v1::GetPlanRequest& request) const {
+  std::shared_ptr<ServerJob> job = FindJob(request.job_id());
+  std::shared_ptr<const Layout> layout = job == nullptr ? nullptr : job->layout();
+  if (layout == nullptr) return absl::NotFoundError(absl::StrCat("job ", request.job_id(), " is not on this server"));
+  v1::GetPlanResponse response;
+  *response.mutable_plan() = layout->plan();
+  for (const Tensor& t : layout->space().tensors()) {
+    v1::TensorInfo* info = response.add_tensors();
+    info->set_name(t.name);
+    info->mutable_shape()->Add(t.shape.begin(), t.shape.end());
+    info->set_offset(t.offset);
+  }
+  for (uint64_t c = 0; c < layout->table().chunks(); ++c) {
+    v1::ChunkInfo* info = response.add_chunks();
+    info->set_offset(layout->table().range(c).begin);
+    info->set_elements(layout->table().range(c).size());
+    info->set_shard(layout->table().shard(c));
+    info->set_address(layout->primary(layout->table().shard(c)).address());
+  }
+  return response;
+}
+
+}  // namespace sluice
