@@ -1,0 +1,57 @@
+#include "tests/worker/test_plan.h"
+
+#include <string>
+
+#include "common/job_spec.h"
+#include "common/log.h"
+
+namespace sluice {
+
+v1::NodeId TestNode(const std::string& role, uint32_t number) {
+  v1::NodeId node;
+  node.set_name(role + "-" + std::to_string(number));
+  node.set_incarnation(1);
+  return node;
+}
+
+std::shared_ptr<const Layout> TestPlan::Make() const {
+  v1::Plan plan;
+  plan.set_job_id("job-1");
+  plan.set_generation(generation);
+  plan.set_timeline(timeline);
+  plan.set_start(start);
+  plan.set_chunk_elements(chunk_elements);
+  plan.set_norm_block(16384);
+  plan.set_shards(shards);
+  for (uint32_t k = 0; k < shards; ++k) {
+    v1::Member* member = plan.add_chains()->add_members();
+    *member->mutable_node() = TestNode("server", k % servers);
+    member->set_address(member->node().name());
+    member->set_since(timeline);
+  }
+  for (uint32_t d = 0; d < replicas; ++d) {
+    v1::Rank* rank = plan.add_ranks();
+    rank->set_data(d);
+    *rank->mutable_node() = TestNode("worker", d);
+  }
+  plan.set_discipline(v1::Plan::VERDICT);
+  v1::JobSpec* spec = plan.mutable_spec();
+  spec->mutable_model()->mutable_mlp()->set_inputs(3);
+  if (hidden > 0) spec->mutable_model()->mutable_mlp()->add_hidden(hidden);
+  spec->mutable_model()->mutable_mlp()->set_classes(2);
+  spec->mutable_data()->mutable_idx()->set_images("images");
+  spec->mutable_data()->mutable_idx()->set_labels("labels");
+  spec->mutable_train()->set_rounds(rounds);
+  spec->mutable_train()->set_batch(batch);
+  spec->mutable_train()->set_microbatches(microbatches);
+  spec->mutable_train()->set_eval_every(eval_every);
+  spec->mutable_optimizer()->mutable_sgd()->set_learning_rate(0.1);
+  spec->mutable_parallel()->set_data(replicas);
+  FillDefaults(spec);
+  plan.set_hash(PlanHash(plan));
+  absl::StatusOr<std::shared_ptr<const Layout>> layout = Layout::Make(plan);
+  CHECK(layout.ok(), "{}", layout.status().ToString());
+  return *layout;
+}
+
+}  // namespace sluice
