@@ -1,0 +1,120 @@
+#include "client/model_files.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+
+#include "absl/strings/str_cat.h"
+#include "common/checkpoint.h"
+#include "common/model_layout.h"
+#include "common/philox.h"
+#include "common/status_macros.h"
+#include "worker/backend/backend.h"
+
+namespace sluice {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool Exists(const fs::path& path) {
+  std::error_code error;
+  return fs::exists(path, error);
+}
+
+}  // namespace
+
+absl::Status ExportModel(const std::string& folder, const std::string& target) {
+  if (Exists(target)) return absl::AlreadyExistsError(absl::StrCat(target, ": exists already; name a new folder"));
+  ASSIGN_OR_RETURN(auto reader, CheckpointReader::Open(folder, /*verify=*/true));
+  const v1::ModelSpec& model = reader->manifest().spec().model();
+  if (!model.has_gpt2()) {
+    return absl::UnimplementedError(
+        absl::StrCat(folder, ": an export is a GPT-2 folder, but this is a checkpoint of another kind of model (model.mlp)"));
+  }
+  ASSIGN_OR_RETURN(const ParameterSpace space, MakeParameterSpace(model));
+  std::vector<float> values(space.size());
+  RETURN_IF_ERROR(reader->Read("value", 0, absl::MakeSpan(values)));
+  return ExportGpt2(model.gpt2(), values, target);
+}
+
+absl::StatusOr<std::unique_ptr<LoadedModel>> LoadedModel::Load(const std::string& folder, int threads) {
+  std::unique_ptr<LoadedModel> loaded(new LoadedModel());
+  std::unique_ptr<CheckpointReader> checkpoint;
+  std::unique_ptr<Gpt2FolderReader> exported;
+  if (Exists(fs::path(folder) / "manifest.json")) {
+    ASSIGN_OR_RETURN(checkpoint, CheckpointReader::Open(folder, /*verify=*/true));
+    loaded->spec_ = checkpoint->manifest().spec().model();
+  } else if (Exists(fs::path(folder) / "config.json")) {
+    ASSIGN_OR_RETURN(*loaded->spec_.mutable_gpt2(), ReadGpt2Config(folder));
+    ASSIGN_OR_RETURN(exported, Gpt2FolderReader::Open(folder, loaded->spec_.gpt2()));
+  } else {
+    return absl::NotFoundError(
+        absl::StrCat(folder, ": neither a published checkpoint (manifest.json) nor a GPT-2 folder (config.json)"));
+  }
+  BackendOptions options;
+  options.threads = threads;
+  ASSIGN_OR_RETURN(loaded->backend_, MakeBackend(options));
+  ASSIGN_OR_RETURN(loaded->model_, MakeModel(loaded->spec_, loaded->backend_.get()));
+  const uint64_t size = loaded->model_->space().size();
+  const auto values = absl::MakeSpan(loaded->model_->parameters(), size);
+  RETURN_IF_ERROR(checkpoint != nullptr ? checkpoint->Read("value", 0, values) : exported->Read(0, values));
+  loaded->model_->ParametersChanged({0, size});
+  return loaded;
+}
+
+absl::StatusOr<std::vector<float>> LoadedModel::Logits(const std::vector<int32_t>& tokens) {
+  if (!spec_.has_gpt2()) return absl::UnimplementedError("only models of tokens (model.gpt2) can be sampled");
+  if (tokens.empty()) return absl::InvalidArgumentError("a prompt of at least one token is expected, found none");
+  for (int32_t token : tokens) {
+    if (token < 0 || static_cast<uint32_t>(token) >= spec_.gpt2().vocabulary()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("token ", token, " is outside the model's vocabulary of ", spec_.gpt2().vocabulary()));
+    }
+  }
+  const size_t context = spec_.gpt2().context();
+  const size_t skip = tokens.size() > context ? tokens.size() - context : 0;
+  return model_->NextLogits(std::vector<int32_t>(tokens.begin() + skip, tokens.end()));
+}
+
+int32_t DrawToken(const std::vector<float>& logits, double temperature, double u) {
+  size_t best = 0;
+  bool found = false;
+  for (size_t i = 0; i < logits.size(); ++i) {
+    if (std::isfinite(logits[i]) && (!found || logits[i] > logits[best])) {
+      best = i;
+      found = true;
+    }
+  }
+  if (!found || temperature <= 0) return static_cast<int32_t>(best);
+  const auto share = [&](size_t i) {
+    return std::isfinite(logits[i]) ? std::exp((double{logits[i]} - logits[best]) / temperature) : 0.0;
+  };
+  double total = 0;
+  for (size_t i = 0; i < logits.size(); ++i) total += share(i);
+  double rest = u * total;
+  size_t last = best;
+  for (size_t i = 0; i < logits.size(); ++i) {
+    const double part = share(i);
+    if (part <= 0) continue;
+    last = i;
+    rest -= part;
+    if (rest < 0) break;
+  }
+  return static_cast<int32_t>(last);
+}
+
+absl::Status Sample(LoadedModel* model, std::vector<int32_t> prompt, const SampleOptions& options,
+                    const std::function<bool(int32_t)>& emit) {
+  const uint64_t key = StreamKey(options.seed, "sample");
+  for (int64_t i = 0; i < options.tokens; ++i) {
+    ASSIGN_OR_RETURN(const std::vector<float> logits, model->Logits(prompt));
+    const auto words = Philox4x32({static_cast<uint32_t>(i), static_cast<uint32_t>(i >> 32), 0, 0},
+                                  {static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32)});
+    const double u = static_cast<double>((uint64_t{words[0]} << 32 | words[1]) >> 11) * 0x1.0p-53;
+    prompt.push_back(DrawToken(logits, options.temperature, u));
+    if (!emit(prompt.back())) break;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace sluice

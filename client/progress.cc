@@ -1,0 +1,122 @@
+#include "client/progress.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "client/rpc.h"
+
+namespace sluice {
+namespace {
+
+constexpr absl::Duration kPlainInterval = absl::Seconds(1);
+
+}  // namespace
+
+std::string ShortDuration(absl::Duration duration) {
+  const int64_t s = std::max<int64_t>(0, absl::ToInt64Seconds(duration + absl::Milliseconds(500)));
+  if (s >= 86400) return absl::StrFormat("%dd%02dh", s / 86400, s % 86400 / 3600);
+  if (s >= 3600) return absl::StrFormat("%dh%02dm", s / 3600, s % 3600 / 60);
+  if (s >= 60) return absl::StrFormat("%dm%02ds", s / 60, s % 60);
+  return absl::StrFormat("%ds", s);
+}
+
+std::string ShortNumber(double value) {
+  if (!std::isfinite(value)) return "?";
+  if (value >= 999.5e6) return absl::StrFormat("%.1fG", value / 1e9);
+  if (value >= 999.5e3) return absl::StrFormat("%.1fM", value / 1e6);
+  if (value >= 999.5) return absl::StrFormat("%.1fk", value / 1e3);
+  return absl::StrFormat("%.0f", value);
+}
+
+std::string UnitName(const v1::JobStatus& status) { return status.spec().model().has_mlp() ? "samples" : "tokens"; }
+
+std::string ProgressText(const v1::JobStatus& status) {
+  std::string text = absl::StrCat("round ", status.rounds_done(), "/", status.rounds());
+  if (status.rounds() > 0) {
+    absl::StrAppend(&text, "  ", std::min<uint64_t>(100, 100 * status.rounds_done() / status.rounds()), "%");
+  }
+  if (status.has_last_train()) {
+    if (status.last_train().skipped()) {
+      absl::StrAppend(&text, "  round skipped");
+    } else {
+      absl::StrAppendFormat(&text, "  loss %.4f", status.last_train().loss());
+    }
+  }
+  if (status.has_last_evaluation()) {
+    absl::StrAppendFormat(&text, "  validation loss %.4f", status.last_evaluation().loss());
+    if (status.spec().model().has_mlp()) absl::StrAppendFormat(&text, "  accuracy %.4f", status.last_evaluation().accuracy());
+  }
+  if (status.tokens_per_second() > 0) {
+    absl::StrAppend(&text, "  ", ShortNumber(status.tokens_per_second()), " ", UnitName(status), "/s");
+  }
+  if (!HasEnded(status.state()) && status.eta_seconds() > 0) {
+    absl::StrAppend(&text, "  ETA ", ShortDuration(absl::Seconds(status.eta_seconds())));
+  }
+  return text;
+}
+
+void ProgressPrinter::Events(const v1::JobStatus& status) {
+  for (int i = seen_ ? last_.warnings_size() : 0; i < status.warnings_size(); ++i) {
+    Line(absl::StrCat("warning: ", status.warnings(i)));
+  }
+  if (seen_ && status.rewinds() > last_.rewinds()) {
+    Line(absl::StrCat("rewound to round ", status.rounds_done(), ": ",
+                      status.message().empty() ? "a server was lost" : status.message()));
+  }
+  const bool changed = !seen_ || status.state() != last_.state();
+  if (changed && status.state() == v1::RUNNING && seen_ && last_.state() == v1::RECOVERING) {
+    Line(absl::StrCat("recovered in generation ", status.generation(), "; goes on from round ", status.rounds_done()));
+  } else if (changed && status.state() == v1::RUNNING) {
+    Line(status.rounds_done() > 0 ? absl::StrCat("running from round ", status.rounds_done()) : "running");
+  } else if (!HasEnded(status.state()) && status.state() != v1::RUNNING &&
+             (changed || status.message() != last_.message())) {
+    Line(absl::StrCat(StateName(status.state()), status.message().empty() ? "" : ": ", status.message()));
+  } else if (!changed && status.state() == v1::RUNNING && status.recoveries() > last_.recoveries()) {
+    Line(absl::StrCat("recovered in generation ", status.generation(), "; goes on from round ", status.rounds_done()));
+  }
+  if (status.has_exact_until_round() && !(seen_ && last_.has_exact_until_round())) {
+    Line(absl::StrCat("bits equal those of an undisturbed run up to round ", status.exact_until_round(),
+                      ": another numeric profile took over"));
+  }
+}
+
+void ProgressPrinter::Update(const v1::JobStatus& status, absl::Time now) {
+  Events(status);
+  const bool rounds = status.rounds_done() > 0 || status.state() == v1::RUNNING;
+  last_text_ = rounds ? ProgressText(status) : "";
+  if (!last_text_.empty() && last_text_ != shown_text_ && (terminal_ || now - shown_at_ >= kPlainInterval)) {
+    shown_at_ = now;
+    Draw(last_text_);
+  }
+  last_ = status;
+  seen_ = true;
+}
+
+void ProgressPrinter::Draw(const std::string& text) {
+  shown_text_ = text;
+  if (!terminal_) {
+    out_ << text << "\n" << std::flush;
+    return;
+  }
+  std::string cut = text;
+  if (columns_ > 1 && cut.size() >= static_cast<size_t>(columns_)) cut.resize(columns_ - 1);
+  out_ << "\r" << cut << "\x1b[K" << std::flush;  // erases what a longer line left
+  drawn_ = true;
+}
+
+void ProgressPrinter::Line(const std::string& text) {
+  if (drawn_) out_ << "\r\x1b[K";
+  drawn_ = false;
+  out_ << text << "\n" << std::flush;
+  if (terminal_ && !shown_text_.empty()) Draw(shown_text_);
+}
+
+void ProgressPrinter::Finish() {
+  if (!last_text_.empty() && last_text_ != shown_text_) Draw(last_text_);
+  if (drawn_) out_ << "\n" << std::flush;
+  drawn_ = false;
+}
+
+}  // namespace sluice

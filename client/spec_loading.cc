@@ -1,0 +1,212 @@
+#include "client/spec_loading.h"
+
+#include <yaml-cpp/yaml.h>
+
+#include <cctype>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "absl/strings/str_cat.h"
+#include "common/checkpoint.h"
+#include "common/job_spec.h"
+#include "common/rpc.h"
+#include "common/status_macros.h"
+#include "worker/data/dataset.h"
+
+namespace sluice {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int kDefaultPort = 7700;
+
+absl::StatusOr<std::string> ReadSpecFile(const std::string& path) {
+  std::error_code error;
+  if (fs::is_directory(path, error)) return absl::InvalidArgumentError(absl::StrCat(path, ": is a folder, a spec file is expected"));
+  std::ifstream in(path, std::ios::binary);
+  if (!in) return absl::NotFoundError(absl::StrCat(path, ": cannot be read: ", strerror(errno)));
+  std::ostringstream text;
+  text << in.rdbuf();
+  return text.str();
+}
+
+// All paths of the data that are set.
+std::vector<std::string*> DataPathsOf(v1::DataSpec* data) {
+  std::vector<std::string*> paths;
+  const auto add = [&paths](std::string* path) {
+    if (!path->empty()) paths.push_back(path);
+  };
+  if (data->has_text()) add(data->mutable_text()->mutable_path());
+  if (data->has_tokens()) {
+    add(data->mutable_tokens()->mutable_path());
+    add(data->mutable_tokens()->mutable_validation_path());
+  }
+  if (data->has_rows()) {
+    add(data->mutable_rows()->mutable_path());
+    add(data->mutable_rows()->mutable_validation_path());
+  }
+  if (data->has_idx()) {
+    add(data->mutable_idx()->mutable_images());
+    add(data->mutable_idx()->mutable_labels());
+    add(data->mutable_idx()->mutable_validation_images());
+    add(data->mutable_idx()->mutable_validation_labels());
+  }
+  return paths;
+}
+
+bool Exists(const fs::path& path) {
+  std::error_code error;
+  return fs::exists(path, error);
+}
+
+std::string Absolute(const fs::path& path) { return fs::absolute(path).lexically_normal().string(); }
+
+void FillSizes(const Dataset& data, v1::ModelSpec* model) {
+  if (model->has_gpt2() && model->gpt2().vocabulary() == 0) model->mutable_gpt2()->set_vocabulary(data.vocabulary());
+  if (model->has_mlp()) {
+    if (model->mlp().inputs() == 0) model->mutable_mlp()->set_inputs(data.inputs());
+    if (model->mlp().classes() == 0) model->mutable_mlp()->set_classes(data.classes());
+  }
+}
+
+}  // namespace
+
+std::string JobNameFrom(const std::string& text) {
+  std::string name;
+  for (unsigned char c : text) {
+    const char lower = static_cast<char>(std::tolower(c));
+    if (std::isalnum(c) && c < 0x80) {
+      name.push_back(lower);
+    } else if (!name.empty() && name.back() != '-') {
+      name.push_back('-');
+    }
+  }
+  name.resize(std::min<size_t>(name.size(), 40));
+  while (!name.empty() && name.back() == '-') name.pop_back();
+  return name.empty() ? "job" : name;
+}
+
+v1::JobSpec DefaultTextSpec(const std::string& text_path) {
+  v1::JobSpec spec;
+  spec.set_name(JobNameFrom(fs::path(text_path).stem().string()));
+  v1::Gpt2Spec* gpt2 = spec.mutable_model()->mutable_gpt2();
+  gpt2->set_layers(4);
+  gpt2->set_heads(4);
+  gpt2->set_width(128);
+  gpt2->set_context(64);
+  spec.mutable_data()->mutable_text()->set_path(text_path);
+  spec.mutable_train()->set_rounds(2000);
+  spec.mutable_train()->set_batch(12);
+  spec.mutable_train()->set_eval_samples(400);
+  v1::AdamSpec* adamw = spec.mutable_optimizer()->mutable_adamw();
+  adamw->set_learning_rate(1e-3);
+  adamw->set_beta2(0.99);
+  adamw->set_weight_decay(0.1);
+  spec.mutable_optimizer()->set_clip_norm(1);
+  v1::CosineSchedule* cosine = spec.mutable_optimizer()->mutable_schedule()->mutable_cosine();
+  cosine->set_warmup_rounds(100);
+  cosine->set_final(1e-4);
+  return spec;
+}
+
+absl::StatusOr<v1::JobSpec> LoadSpec(const SpecSource& source, DataPaths paths) {
+  v1::JobSpec spec;
+  if (source.base != nullptr) {
+    spec = *source.base;
+  } else if (!source.text.empty()) {
+    spec = DefaultTextSpec(source.text);
+  } else {
+    ASSIGN_OR_RETURN(const SpecFormat format, SpecFormatOf(source.path));
+    ASSIGN_OR_RETURN(const std::string text, ReadSpecFile(source.path));
+    ASSIGN_OR_RETURN(spec, ParseJobSpec(text, format, source.path));
+    if (paths == DataPaths::kOfFile) {
+      const fs::path folder = fs::path(source.path).parent_path();
+      for (std::string* path : DataPathsOf(spec.mutable_data())) {
+        if (fs::path(*path).is_absolute() || (!Exists(folder / *path) && Exists(*path))) continue;
+        *path = Absolute(folder / *path);
+      }
+    }
+  }
+  for (const std::string& set : source.sets) RETURN_IF_ERROR(Annotate(SetSpecField(&spec, set), absl::StrCat("--set ", set)));
+  if (!source.name.empty()) spec.set_name(source.name);
+
+  bool readable = true;
+  for (std::string* path : DataPathsOf(spec.mutable_data())) {
+    if (paths == DataPaths::kOfFile || Exists(*path)) *path = Absolute(*path);
+    readable = readable && (paths == DataPaths::kOfFile || Exists(*path));
+  }
+  FillDefaults(&spec);
+  if (!readable || spec.data().source_case() == v1::DataSpec::SOURCE_NOT_SET ||
+      spec.model().kind_case() == v1::ModelSpec::KIND_NOT_SET) {
+    RETURN_IF_ERROR(ValidateJobSpec(spec));
+    return spec;
+  }
+  auto data = OpenDataset(spec, "");
+  if (data.ok()) FillSizes(**data, spec.mutable_model());
+  // What is wrong with the spec itself comes first: the data's error may only follow from it.
+  absl::Status valid = ValidateJobSpec(spec);
+  const bool model_lacks_sizes = !data.ok();
+  if (!valid.ok() && !(model_lacks_sizes && spec.model().has_mlp())) return valid;
+  if (!data.ok()) return data.status();
+  RETURN_IF_ERROR(valid);
+  return spec;
+}
+
+absl::StatusOr<std::string> CheckpointFolder(const std::string& folder) {
+  if (!Exists(folder)) return absl::NotFoundError(absl::StrCat(folder, ": no such folder"));
+  if (Exists(fs::path(folder) / "manifest.json")) return Absolute(folder);
+  // A folder of checkpoints, or a run folder with one such folder per job below checkpoints/.
+  std::vector<fs::path> bases = {folder};
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(fs::path(folder) / "checkpoints", error)) bases.push_back(entry.path());
+  std::string newest;
+  double created = -1;
+  for (const fs::path& base : bases) {
+    ASSIGN_OR_RETURN(const std::vector<v1::CheckpointManifest> list, ListCheckpoints(base.string()));
+    if (list.empty() || list.back().created_unix_seconds() <= created) continue;
+    created = list.back().created_unix_seconds();
+    newest = Absolute(base / CheckpointFolderName(list.back().timeline(), list.back().version()));
+  }
+  if (newest.empty()) {
+    return absl::NotFoundError(
+        absl::StrCat(folder, ": no published checkpoint (a folder such as t1-v400 with a manifest.json) is in it"));
+  }
+  return newest;
+}
+
+absl::StatusOr<SchedulerAddress> FindScheduler(const std::string& flag,
+                                               const std::function<std::string(const std::string&)>& getenv) {
+  SchedulerAddress found{flag, "--scheduler"};
+  if (found.address.empty()) found = {getenv("SLUICE_SCHEDULER"), "SLUICE_SCHEDULER"};
+  if (found.address.empty()) {
+    std::string folder = getenv("XDG_CONFIG_HOME");
+    if (folder.empty() && !getenv("HOME").empty()) folder = getenv("HOME") + "/.config";
+    const std::string path = folder + "/sluice/config.yaml";
+    if (!folder.empty() && Exists(path)) {
+      try {
+        const YAML::Node config = YAML::LoadFile(path);
+        for (const auto& entry : config) {
+          const std::string key = entry.first.as<std::string>();
+          if (key != "scheduler") {
+            return absl::InvalidArgumentError(absl::StrCat(path, ":", entry.first.Mark().line + 1, ":",
+                                                           entry.first.Mark().column + 1, ": unknown setting '", key,
+                                                           "'; known is: scheduler"));
+          }
+          found = {entry.second.as<std::string>(), path};
+        }
+      } catch (const YAML::Exception& e) {
+        return absl::InvalidArgumentError(
+            absl::StrCat(path, ":", e.mark.line + 1, ":", e.mark.column + 1, ": ", e.msg, "; expected scheduler: HOST:PORT"));
+      }
+    }
+  }
+  if (found.address.empty()) found = {absl::StrCat("127.0.0.1:", kDefaultPort), "the default"};
+  auto parsed = ParseHostPort(found.address, kDefaultPort);
+  if (!parsed.ok()) return Annotate(parsed.status(), found.source);
+  if (parsed->port == 0) return absl::InvalidArgumentError(absl::StrCat(found.source, ": ", found.address, ": port 0 names no scheduler"));
+  found.address = parsed->ToString();
+  return found;
+}
+
+}  // namespace sluice

@@ -1,0 +1,53 @@
+// From the command line to a checked JobSpec: file or --text, --set, sizes that the data decides, defaults, ranges; and
+// the address of the scheduler.
+#ifndef SLUICE_CLIENT_SPEC_LOADING_H_
+#define SLUICE_CLIENT_SPEC_LOADING_H_
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "sluice/v1/job.pb.h"
+
+namespace sluice {
+
+struct SpecSource {
+  std::string path;               // the spec's file; or
+  std::string text;               // a text file, trained on with DefaultTextSpec; or
+  const v1::JobSpec* base = nullptr;  // a spec from elsewhere (a checkpoint's)
+  std::vector<std::string> sets;  // "train.rounds=500", applied in order after the file
+  std::string name;               // replaces the spec's; empty: as it is
+};
+
+enum class DataPaths {
+  kOfFile,  // relative paths in the file start at the file's folder where that has them, else at the working folder
+  kOfCluster,  // relative paths stay as they are (workers resolve them) unless the file is there from the working folder
+};
+
+// Errors are INVALID_ARGUMENT or what the file system says; spec errors as ParseJobSpec and ValidateJobSpec give them.
+// Data that this machine can read is opened and checked, and fills in vocabulary, inputs and classes; with kOfFile data
+// that cannot be read is an error.
+absl::StatusOr<v1::JobSpec> LoadSpec(const SpecSource& source, DataPaths paths);
+
+// A byte-level GPT of 0.8 million parameters that learns a text of about a megabyte in minutes on two cores.
+v1::JobSpec DefaultTextSpec(const std::string& text_path);
+
+// Lower-case letters, digits and '-', at most 40 of them, made from any text; "job" where nothing remains.
+std::string JobNameFrom(const std::string& text);
+
+// An init.path by --init or --resume DIR: absolute. With `resume` `folder` may be a checkpoint, a folder of checkpoints (the newest is
+// taken) or a run folder of `sluice local`; NOT_FOUND where there is none.
+absl::StatusOr<std::string> CheckpointFolder(const std::string& folder);
+
+struct SchedulerAddress {
+  std::string address, source;
+};
+// `flag`: --scheduler, may be empty. `getenv` returns "" for what is not set.
+absl::StatusOr<SchedulerAddress> FindScheduler(const std::string& flag,
+                                               const std::function<std::string(const std::string&)>& getenv);
+
+}  // namespace sluice
+
+#endif  // SLUICE_CLIENT_SPEC_LOADING_H_
