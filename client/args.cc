@@ -74,10 +74,9 @@ absl::Status CheckValue(const Flag& flag, const std::string& value) {
                                                       : absl::SimpleAtod(value, &number) && std::isfinite(number);
   if (flag.kind == FlagKind::kInteger) number = static_cast<double>(integer);
   if (!parsed || number < flag.minimum || number > flag.maximum) {
-    return absl::InvalidArgumentError(absl::StrCat("--", flag.name, ": ",
-                                                   flag.kind == FlagKind::kInteger ? "a whole number" : "a number",
-                                                   " from ", flag.minimum, " to ", flag.maximum, " expected, found '",
-                                                   value, "'"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("--", flag.name, ": ", flag.kind == FlagKind::kInteger ? "a whole number" : "a number", " from ",
+                     flag.minimum, " to ", flag.maximum, " expected, found '", value, "'"));
   }
   return absl::OkStatus();
 }
@@ -145,8 +144,8 @@ absl::StatusOr<Args> ParseArgs(const std::vector<Command>& commands, const std::
     } else {
       flag = word.size() == 2 ? FindLetter(command, word[1]) : nullptr;
       if (flag == nullptr) {
-        return absl::InvalidArgumentError(absl::StrCat("sluice ", command.name, " has no flag ", word, "; `sluice help ",
-                                                       command.name, "` lists them"));
+        return absl::InvalidArgumentError(absl::StrCat("sluice ", command.name, " has no flag ", word,
+                                                       "; `sluice help ", command.name, "` lists them"));
       }
     }
     if (flag->kind == FlagKind::kBool) {
@@ -174,9 +173,9 @@ absl::StatusOr<Args> ParseArgs(const std::vector<Command>& commands, const std::
                                                    "; `sluice help ", command.name, "` says more"));
   }
   if (args.arguments_.size() > command.max_arguments) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("unexpected argument '", args.arguments_[command.max_arguments], "'; usage: sluice ", command.name,
-                     command.arguments.empty() ? "" : " ", command.arguments));
+    return absl::InvalidArgumentError(absl::StrCat("unexpected argument '", args.arguments_[command.max_arguments],
+                                                   "'; usage: sluice ", command.name,
+                                                   command.arguments.empty() ? "" : " ", command.arguments));
   }
   return args;
 }
@@ -200,9 +199,9 @@ std::string OverviewHelp(const std::vector<Command>& commands) {
 }
 
 std::string CommandHelp(const Command& command) {
-  std::string text = absl::StrCat("usage: sluice ", command.name, command.arguments.empty() ? "" : " ",
-                                  command.arguments, command.flags.empty() ? "" : " [FLAGS]", "\n\n", command.summary,
-                                  "\n");
+  std::string text =
+      absl::StrCat("usage: sluice ", command.name, command.arguments.empty() ? "" : " ", command.arguments,
+                   command.flags.empty() ? "" : " [FLAGS]", "\n\n", command.summary, "\n");
   if (!command.details.empty()) absl::StrAppend(&text, "\n", command.details, "\n");
   if (command.flags.empty()) return text;
   std::vector<std::string> left;

@@ -1,5 +1,5 @@
-// The command line as data: commands with typed flags, parsed and checked in one place; the help text comes from the same
-// tables. Pure.
+// The command line as data: commands with typed flags, parsed and checked in one place; the help text comes from the
+// same tables. Pure.
 #ifndef SLUICE_CLIENT_ARGS_H_
 #define SLUICE_CLIENT_ARGS_H_
 

@@ -1,4 +1,5 @@
-// The commands of the `sluice` program. Each is a function of its arguments and of what it may touch: easy to call in tests.
+// The commands of the `sluice` program. Each is a function of its arguments and of what it may touch: easy to call in
+// tests.
 #ifndef SLUICE_CLIENT_COMMANDS_H_
 #define SLUICE_CLIENT_COMMANDS_H_
 
@@ -11,6 +12,7 @@
 #include "absl/status/status.h"
 #include "client/args.h"
 #include "client/interrupt.h"
+#include "client/progress.h"
 #include "client/rpc.h"
 
 namespace sluice {
@@ -31,7 +33,7 @@ struct ClientEnvironment {
   bool out_is_terminal = false;
   int columns = 80;
   std::function<std::string(const std::string&)> getenv;  // "" for what is not set
-  std::string program_folder;  // where the daemons lie
+  std::string program_folder;                             // where the daemons lie
   Interrupt* interrupt = nullptr;
 };
 
@@ -42,10 +44,10 @@ int RunClient(const std::vector<std::string>& words, const ClientEnvironment& en
 
 // Prints "sluice: <message>" to err; the exit code of the error.
 int Report(const absl::Status& status, const ClientEnvironment& environment);
-absl::StatusOr<std::unique_ptr<SchedulerClient>> Connect(const Args& args, const ClientEnvironment& environment);
-// Follows a job and prints its progress and its end to out; the exit code. Interrupted: the status is CANCELLED, nothing printed.
-absl::StatusOr<v1::JobStatus> Follow(SchedulerClient* client, const std::string& job, const ClientEnvironment& environment,
-                                     const std::function<void(std::function<void(const std::string&)>)>& lines = nullptr);
+// A client of the scheduler that flags, environment or configuration name. Its notices become lines of `printer` where
+// there is one, else lines of err.
+absl::StatusOr<std::unique_ptr<SchedulerClient>> Connect(const Args& args, const ClientEnvironment& environment,
+                                                         ProgressPrinter* printer = nullptr);
 // "kjv-1 succeeded: 2000 rounds in 2m48s"; to err where it failed. The exit code.
 int PrintEnd(const v1::JobStatus& status, const ClientEnvironment& environment);
 

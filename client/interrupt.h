@@ -20,8 +20,8 @@ class Interrupt {
   // Blocks until count() > seen or the time is over; whether count() > seen.
   bool WaitFor(absl::Duration time, int seen = 0) const;
 
-  // `callback` runs at the next Notify that makes count() > seen, at once where it is already; never after the handle is
-  // gone. It must not block and must not call this object.
+  // `callback` runs at the next Notify that makes count() > seen, at once where it is already; never after the handle
+  // is gone. It must not block and must not call this object.
   using Handle = std::unique_ptr<void, std::function<void(void*)>>;
   Handle OnNotify(int seen, std::function<void()> callback);
 

@@ -116,10 +116,9 @@ LocalCluster::Daemon LocalCluster::MakeDaemon(const std::string& role, int index
 void LocalCluster::AddNodes() {
   const std::string scheduler = absl::StrCat("--scheduler=127.0.0.1:", port_);
   for (int i = 0; i < options_.servers; ++i) {
-    daemons_.push_back(std::make_unique<Daemon>(
-        MakeDaemon("server", i,
-                   {"--listen=127.0.0.1:0", scheduler,
-                    absl::StrCat("--checkpoint_root=", options_.run_folder, "/checkpoints")})));
+    daemons_.push_back(std::make_unique<Daemon>(MakeDaemon(
+        "server", i,
+        {"--listen=127.0.0.1:0", scheduler, absl::StrCat("--checkpoint_root=", options_.run_folder, "/checkpoints")})));
   }
   for (int i = 0; i < options_.workers; ++i) {
     daemons_.push_back(std::make_unique<Daemon>(
@@ -164,7 +163,8 @@ void LocalCluster::Buried(Daemon* daemon, const std::string& cause) {
   }
   // At once the first time, then slower and slower.
   daemon->start_at = now + absl::Milliseconds(100) * ((1 << (daemon->quick_deaths - 1)) - 1);
-  if (options_.notice != nullptr) options_.notice(absl::StrCat(daemon->name, " ended (", cause, "); starting it again"));
+  if (options_.notice != nullptr)
+    options_.notice(absl::StrCat(daemon->name, " ended (", cause, "); starting it again"));
 }
 
 void LocalCluster::Wait(absl::Duration time) const {
@@ -214,9 +214,8 @@ void LocalCluster::Run() {
 
 void LocalCluster::EndChildren() {
   const auto left = [this] {
-    return std::count_if(daemons_.begin(), daemons_.end(), [](const auto& d) {
-      return d->process.running() && d->process.Reap().empty();
-    });
+    return std::count_if(daemons_.begin(), daemons_.end(),
+                         [](const auto& d) { return d->process.running() && d->process.Reap().empty(); });
   };
   uint64_t drained;
   while (read(wake_, &drained, sizeof(drained)) > 0) {

@@ -17,15 +17,15 @@
 
 namespace sluice {
 
-// Thread-safe. A thread of its own starts, watches and ends the children; they die with it (PR_SET_PDEATHSIG) even where
-// this process is killed.
+// Thread-safe. A thread of its own starts, watches and ends the children; they die with it (PR_SET_PDEATHSIG) even
+// where this process is killed.
 class LocalCluster {
  public:
   struct Options {
     std::string binaries;    // folder of sluice-scheduler, sluice-server, sluice-worker
     std::string run_folder;  // absolute; logs/, state/, checkpoints/ and ports/ are made in it
     int servers = 1, workers = 1;
-    int threads = 1;          // of each worker
+    int threads = 1;  // of each worker
     std::string device = "cpu";
     // A daemon died and was started again. On the cluster's thread.
     std::function<void(const std::string&)> notice;
@@ -72,7 +72,7 @@ class LocalCluster {
   bool stopping() const;
 
   const Options options_;
-  int wake_ = -1;  // eventfd
+  int wake_ = -1;                  // eventfd
   std::string scheduler_address_;  // written before Start returns
 
   // Of the thread alone.

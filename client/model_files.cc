@@ -28,8 +28,8 @@ absl::Status ExportModel(const std::string& folder, const std::string& target) {
   ASSIGN_OR_RETURN(auto reader, CheckpointReader::Open(folder, /*verify=*/true));
   const v1::ModelSpec& model = reader->manifest().spec().model();
   if (!model.has_gpt2()) {
-    return absl::UnimplementedError(
-        absl::StrCat(folder, ": an export is a GPT-2 folder, but this is a checkpoint of another kind of model (model.mlp)"));
+    return absl::UnimplementedError(absl::StrCat(
+        folder, ": an export is a GPT-2 folder, but this is a checkpoint of another kind of model (model.mlp)"));
   }
   ASSIGN_OR_RETURN(const ParameterSpace space, MakeParameterSpace(model));
   std::vector<float> values(space.size());

@@ -15,8 +15,8 @@
 
 namespace sluice {
 
-// `folder` is a published checkpoint; `target` appears whole or not at all, and must not exist. UNIMPLEMENTED for models
-// other than gpt2. Every checksum is verified on the way.
+// `folder` is a published checkpoint; `target` appears whole or not at all, and must not exist. UNIMPLEMENTED for
+// models other than gpt2. Every checksum is verified on the way.
 absl::Status ExportModel(const std::string& folder, const std::string& target);
 
 // A model with its parameters, ready to be asked. Not thread-safe.
@@ -28,7 +28,8 @@ class LoadedModel {
   const v1::ModelSpec& spec() const { return spec_; }
   // Tokens are bytes.
   bool bytes() const { return spec_.has_gpt2() && spec_.gpt2().vocabulary() == 256; }
-  // Logits after the tokens, of which the last `context` count. INVALID_ARGUMENT: no token, or one outside the vocabulary.
+  // Logits after the tokens, of which the last `context` count. INVALID_ARGUMENT: no token, or one outside the
+  // vocabulary.
   absl::StatusOr<std::vector<float>> Logits(const std::vector<int32_t>& tokens);
 
  private:
@@ -44,7 +45,8 @@ struct SampleOptions {
   uint64_t seed = 1;
 };
 
-// Draws from softmax(logits / temperature); u in [0, 1). Pure. Not-finite logits have no share; all such: the first token.
+// Draws from softmax(logits / temperature); u in [0, 1). Pure. Not-finite logits have no share; all such: the first
+// token.
 int32_t DrawToken(const std::vector<float>& logits, double temperature, double u);
 
 // Goes on after `prompt` (not empty) and hands every new token on. The same arguments give the same tokens. Ends early

@@ -15,9 +15,9 @@ namespace sluice {
 // A running child. Not thread-safe; destroy it only after it has ended or with Kill.
 class ChildProcess {
  public:
-  // Starts program with args; stdout and stderr are appended to log_path, stdin is empty. The child gets a process group
-  // of its own (a terminal's Ctrl-C does not reach it), default signals, and SIGKILL when the *thread* that started it
-  // ends, in whatever way: start children from a thread that lives as long as they should.
+  // Starts program with args; stdout and stderr are appended to log_path, stdin is empty. The child gets a process
+  // group of its own (a terminal's Ctrl-C does not reach it), default signals, and SIGKILL when the *thread* that
+  // started it ends, in whatever way: start children from a thread that lives as long as they should.
   static absl::StatusOr<ChildProcess> Start(const std::string& program, const std::vector<std::string>& args,
                                             const std::string& log_path);
   ChildProcess() = default;

@@ -46,7 +46,8 @@ std::string ProgressText(const v1::JobStatus& status) {
   }
   if (status.has_last_evaluation()) {
     absl::StrAppendFormat(&text, "  validation loss %.4f", status.last_evaluation().loss());
-    if (status.spec().model().has_mlp()) absl::StrAppendFormat(&text, "  accuracy %.4f", status.last_evaluation().accuracy());
+    if (status.spec().model().has_mlp())
+      absl::StrAppendFormat(&text, "  accuracy %.4f", status.last_evaluation().accuracy());
   }
   if (status.tokens_per_second() > 0) {
     absl::StrAppend(&text, "  ", ShortNumber(status.tokens_per_second()), " ", UnitName(status), "/s");
@@ -59,30 +60,33 @@ std::string ProgressText(const v1::JobStatus& status) {
 
 void ProgressPrinter::Events(const v1::JobStatus& status) {
   for (int i = seen_ ? last_.warnings_size() : 0; i < status.warnings_size(); ++i) {
-    Line(absl::StrCat("warning: ", status.warnings(i)));
+    WriteLine(absl::StrCat("warning: ", status.warnings(i)));
   }
   if (seen_ && status.rewinds() > last_.rewinds()) {
-    Line(absl::StrCat("rewound to round ", status.rounds_done(), ": ",
-                      status.message().empty() ? "a server was lost" : status.message()));
+    WriteLine(absl::StrCat("rewound to round ", status.rounds_done(), ": ",
+                           status.message().empty() ? "a server was lost" : status.message()));
   }
   const bool changed = !seen_ || status.state() != last_.state();
   if (changed && status.state() == v1::RUNNING && seen_ && last_.state() == v1::RECOVERING) {
-    Line(absl::StrCat("recovered in generation ", status.generation(), "; goes on from round ", status.rounds_done()));
+    WriteLine(
+        absl::StrCat("recovered in generation ", status.generation(), "; goes on from round ", status.rounds_done()));
   } else if (changed && status.state() == v1::RUNNING) {
-    Line(status.rounds_done() > 0 ? absl::StrCat("running from round ", status.rounds_done()) : "running");
+    WriteLine(status.rounds_done() > 0 ? absl::StrCat("running from round ", status.rounds_done()) : "running");
   } else if (!HasEnded(status.state()) && status.state() != v1::RUNNING &&
              (changed || status.message() != last_.message())) {
-    Line(absl::StrCat(StateName(status.state()), status.message().empty() ? "" : ": ", status.message()));
+    WriteLine(absl::StrCat(StateName(status.state()), status.message().empty() ? "" : ": ", status.message()));
   } else if (!changed && status.state() == v1::RUNNING && status.recoveries() > last_.recoveries()) {
-    Line(absl::StrCat("recovered in generation ", status.generation(), "; goes on from round ", status.rounds_done()));
+    WriteLine(
+        absl::StrCat("recovered in generation ", status.generation(), "; goes on from round ", status.rounds_done()));
   }
   if (status.has_exact_until_round() && !(seen_ && last_.has_exact_until_round())) {
-    Line(absl::StrCat("bits equal those of an undisturbed run up to round ", status.exact_until_round(),
-                      ": another numeric profile took over"));
+    WriteLine(absl::StrCat("bits equal those of an undisturbed run up to round ", status.exact_until_round(),
+                           ": another numeric profile took over"));
   }
 }
 
 void ProgressPrinter::Update(const v1::JobStatus& status, absl::Time now) {
+  absl::MutexLock lock(&mutex_);
   Events(status);
   const bool rounds = status.rounds_done() > 0 || status.state() == v1::RUNNING;
   last_text_ = rounds ? ProgressText(status) : "";
@@ -107,6 +111,11 @@ void ProgressPrinter::Draw(const std::string& text) {
 }
 
 void ProgressPrinter::Line(const std::string& text) {
+  absl::MutexLock lock(&mutex_);
+  WriteLine(text);
+}
+
+void ProgressPrinter::WriteLine(const std::string& text) {
   if (drawn_) out_ << "\r\x1b[K";
   drawn_ = false;
   out_ << text << "\n" << std::flush;
@@ -114,6 +123,7 @@ void ProgressPrinter::Line(const std::string& text) {
 }
 
 void ProgressPrinter::Finish() {
+  absl::MutexLock lock(&mutex_);
   if (!last_text_.empty() && last_text_ != shown_text_) Draw(last_text_);
   if (drawn_) out_ << "\n" << std::flush;
   drawn_ = false;

@@ -1,5 +1,5 @@
-// Showing a job's progress: one redrawn line on a terminal, plain lines (at most about one a second) elsewhere; events as
-// lines of their own: what a queued job waits for, recoveries, rewinds.
+// Showing a job's progress: one redrawn line on a terminal, plain lines (at most about one a second) elsewhere; events
+// as lines of their own: what a queued job waits for, recoveries, rewinds.
 #ifndef SLUICE_CLIENT_PROGRESS_H_
 #define SLUICE_CLIENT_PROGRESS_H_
 
@@ -7,6 +7,7 @@
 #include <ostream>
 #include <string>
 
+#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "sluice/v1/scheduler.pb.h"
 
@@ -21,12 +22,11 @@ std::string ShortNumber(double value);
 // What is counted a second: "tokens" or "samples" (models without tokens).
 std::string UnitName(const v1::JobStatus& status);
 
-// Not thread-safe.
+// Thread-safe.
 class ProgressPrinter {
  public:
   // columns: width of the terminal; used where `terminal`.
-  ProgressPrinter(std::ostream* out, bool terminal, int columns)
-      : out_(*out), terminal_(terminal), columns_(columns) {}
+  ProgressPrinter(std::ostream* out, bool terminal, int columns) : out_(*out), terminal_(terminal), columns_(columns) {}
 
   void Update(const v1::JobStatus& status, absl::Time now);
   // A line of its own, above the redrawn one.
@@ -35,18 +35,21 @@ class ProgressPrinter {
   void Finish();
 
  private:
-  void Events(const v1::JobStatus& status);
-  void Draw(const std::string& text);
+  void Events(const v1::JobStatus& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Draw(const std::string& text) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void WriteLine(const std::string& text) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   std::ostream& out_;
   const bool terminal_;
   const int columns_;
-  bool drawn_ = false;        // the cursor stands at the end of a redrawn line
-  bool seen_ = false;
-  v1::JobStatus last_;
-  std::string last_text_;     // of the newest status
-  std::string shown_text_;    // printed last
-  absl::Time shown_at_ = absl::InfinitePast();
+
+  absl::Mutex mutex_;                           // out_ too
+  bool drawn_ ABSL_GUARDED_BY(mutex_) = false;  // the cursor stands at the end of a redrawn line
+  bool seen_ ABSL_GUARDED_BY(mutex_) = false;
+  v1::JobStatus last_ ABSL_GUARDED_BY(mutex_);
+  std::string last_text_ ABSL_GUARDED_BY(mutex_);   // of the newest status
+  std::string shown_text_ ABSL_GUARDED_BY(mutex_);  // printed last
+  absl::Time shown_at_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
 };
 
 }  // namespace sluice

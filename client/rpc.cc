@@ -19,10 +19,10 @@ SchedulerClient::SchedulerClient(Options options)
     : options_(std::move(options)), stub_(v1::SchedulerService::NewStub(MakeChannel(options_.address))) {}
 
 absl::Status SchedulerClient::Unreachable(const grpc::Status& status) const {
-  return absl::UnavailableError(absl::StrCat(
-      "no scheduler at ", options_.address, " (from ", options_.address_source, ") within ",
-      absl::FormatDuration(options_.timeout), ": ", status.error_message(),
-      "; is sluice-scheduler running? --scheduler HOST:PORT or SLUICE_SCHEDULER names another one"));
+  return absl::UnavailableError(
+      absl::StrCat("no scheduler at ", options_.address, " (from ", options_.address_source, ") within ",
+                   absl::FormatDuration(options_.timeout), ": ", status.error_message(),
+                   "; is sluice-scheduler running? --scheduler HOST:PORT or SLUICE_SCHEDULER names another one"));
 }
 
 absl::Status SchedulerClient::Retry(const std::function<grpc::Status(grpc::ClientContext*, bool*)>& attempt,
@@ -44,8 +44,9 @@ absl::Status SchedulerClient::Retry(const std::function<grpc::Status(grpc::Clien
     if (status.ok()) break;
     if (options_.interrupt->count() > seen_interrupts_) return absl::CancelledError("interrupted");
     if (status.error_code() == grpc::StatusCode::UNIMPLEMENTED) {
-      return absl::UnavailableError(absl::StrCat("what listens at ", options_.address, " (from ", options_.address_source,
-                                                 ") is not a Sluice scheduler of this version: ", status.error_message()));
+      return absl::UnavailableError(
+          absl::StrCat("what listens at ", options_.address, " (from ", options_.address_source,
+                       ") is not a Sluice scheduler of this version: ", status.error_message()));
     }
     const bool late = status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED;
     if (late && limit > kAnswerLimit) return FromGrpc(status);
@@ -56,8 +57,9 @@ absl::Status SchedulerClient::Retry(const std::function<grpc::Status(grpc::Clien
     }
     if (absl::Now() + pause >= deadline) return Unreachable(status);
     if (!told && options_.notice != nullptr) {
-      options_.notice(absl::StrCat("the scheduler at ", options_.address, " cannot be reached (", status.error_message(),
-                                   "); trying again for ", absl::FormatDuration(options_.timeout)));
+      options_.notice(absl::StrCat("the scheduler at ", options_.address, " cannot be reached (",
+                                   status.error_message(), "); trying again for ",
+                                   absl::FormatDuration(options_.timeout)));
     }
     told = true;
     if (options_.interrupt->WaitFor(pause, seen_interrupts_)) return absl::CancelledError("interrupted");
@@ -144,9 +146,7 @@ absl::StatusOr<v1::JobStatus> SchedulerClient::Watch(const std::string& job,
   return last;
 }
 
-bool HasEnded(v1::JobState state) {
-  return state == v1::SUCCEEDED || state == v1::FAILED || state == v1::CANCELLED;
-}
+bool HasEnded(v1::JobState state) { return state == v1::SUCCEEDED || state == v1::FAILED || state == v1::CANCELLED; }
 
 std::string StateName(v1::JobState state) { return absl::AsciiStrToLower(v1::JobState_Name(state)); }
 

@@ -1,4 +1,5 @@
-// The scheduler as the client sees it: calls that are tried again while it cannot be reached, with a message and a deadline.
+// The scheduler as the client sees it: calls that are tried again while it cannot be reached, with a message and a
+// deadline.
 #ifndef SLUICE_CLIENT_RPC_H_
 #define SLUICE_CLIENT_RPC_H_
 
@@ -20,11 +21,12 @@ namespace sluice {
 class SchedulerClient {
  public:
   struct Options {
-    std::string address;                              // HOST:PORT
-    std::string address_source;                       // where the address comes from, for messages: "--scheduler"
-    absl::Duration timeout = absl::Seconds(30);       // to reach it, counted anew after every answer
-    std::function<void(const std::string&)> notice;   // told once when the scheduler cannot be reached and when it is back
-    Interrupt* interrupt = nullptr;                   // must outlive the client
+    std::string address;                         // HOST:PORT
+    std::string address_source;                  // where the address comes from, for messages: "--scheduler"
+    absl::Duration timeout = absl::Seconds(30);  // to reach it, counted anew after every answer
+    std::function<void(const std::string&)>
+        notice;                      // told once when the scheduler cannot be reached and when it is back
+    Interrupt* interrupt = nullptr;  // must outlive the client
   };
   explicit SchedulerClient(Options options);
 
@@ -39,7 +41,8 @@ class SchedulerClient {
   absl::StatusOr<v1::CheckpointRef> Checkpoint(const std::string& job);
   absl::StatusOr<v1::GetHistoryResponse> History(const std::string& job);
   absl::StatusOr<v1::GetClusterResponse> Cluster();
-  // Calls update(status) for every message until the job has ended; the last status. Survives restarts of the scheduler.
+  // Calls update(status) for every message until the job has ended; the last status. Survives restarts of the
+  // scheduler.
   absl::StatusOr<v1::JobStatus> Watch(const std::string& job, const std::function<void(const v1::JobStatus&)>& update);
 
  private:
@@ -48,8 +51,8 @@ class SchedulerClient {
   template <typename Request, typename Response>
   absl::StatusOr<Response> Call(Method<Request, Response> method, const Request& request, absl::Duration limit);
 
-  // Tries until something other than "not reached" comes out. `attempt` gets a fresh context and whether it got an answer
-  // from the scheduler is told by `*answered`.
+  // Tries until something other than "not reached" comes out. `attempt` gets a fresh context and whether it got an
+  // answer from the scheduler is told by `*answered`.
   absl::Status Retry(const std::function<grpc::Status(grpc::ClientContext*, bool* answered)>& attempt,
                      absl::Duration limit);
   absl::Status Unreachable(const grpc::Status& status) const;

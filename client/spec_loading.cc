@@ -23,7 +23,8 @@ constexpr int kDefaultPort = 7700;
 
 absl::StatusOr<std::string> ReadSpecFile(const std::string& path) {
   std::error_code error;
-  if (fs::is_directory(path, error)) return absl::InvalidArgumentError(absl::StrCat(path, ": is a folder, a spec file is expected"));
+  if (fs::is_directory(path, error))
+    return absl::InvalidArgumentError(absl::StrCat(path, ": is a folder, a spec file is expected"));
   std::ifstream in(path, std::ios::binary);
   if (!in) return absl::NotFoundError(absl::StrCat(path, ": cannot be read: ", strerror(errno)));
   std::ostringstream text;
@@ -128,7 +129,8 @@ absl::StatusOr<v1::JobSpec> LoadSpec(const SpecSource& source, DataPaths paths) 
       }
     }
   }
-  for (const std::string& set : source.sets) RETURN_IF_ERROR(Annotate(SetSpecField(&spec, set), absl::StrCat("--set ", set)));
+  for (const std::string& set : source.sets)
+    RETURN_IF_ERROR(Annotate(SetSpecField(&spec, set), absl::StrCat("--set ", set)));
   if (!source.name.empty()) spec.set_name(source.name);
 
   bool readable = true;
@@ -159,7 +161,8 @@ absl::StatusOr<std::string> CheckpointFolder(const std::string& folder) {
   // A folder of checkpoints, or a run folder with one such folder per job below checkpoints/.
   std::vector<fs::path> bases = {folder};
   std::error_code error;
-  for (const auto& entry : fs::directory_iterator(fs::path(folder) / "checkpoints", error)) bases.push_back(entry.path());
+  for (const auto& entry : fs::directory_iterator(fs::path(folder) / "checkpoints", error))
+    bases.push_back(entry.path());
   std::string newest;
   double created = -1;
   for (const fs::path& base : bases) {
@@ -196,15 +199,16 @@ absl::StatusOr<SchedulerAddress> FindScheduler(const std::string& flag,
           found = {entry.second.as<std::string>(), path};
         }
       } catch (const YAML::Exception& e) {
-        return absl::InvalidArgumentError(
-            absl::StrCat(path, ":", e.mark.line + 1, ":", e.mark.column + 1, ": ", e.msg, "; expected scheduler: HOST:PORT"));
+        return absl::InvalidArgumentError(absl::StrCat(path, ":", e.mark.line + 1, ":", e.mark.column + 1, ": ", e.msg,
+                                                       "; expected scheduler: HOST:PORT"));
       }
     }
   }
   if (found.address.empty()) found = {absl::StrCat("127.0.0.1:", kDefaultPort), "the default"};
   auto parsed = ParseHostPort(found.address, kDefaultPort);
   if (!parsed.ok()) return Annotate(parsed.status(), found.source);
-  if (parsed->port == 0) return absl::InvalidArgumentError(absl::StrCat(found.source, ": ", found.address, ": port 0 names no scheduler"));
+  if (parsed->port == 0)
+    return absl::InvalidArgumentError(absl::StrCat(found.source, ": ", found.address, ": port 0 names no scheduler"));
   found.address = parsed->ToString();
   return found;
 }

@@ -14,16 +14,17 @@
 namespace sluice {
 
 struct SpecSource {
-  std::string path;               // the spec's file; or
-  std::string text;               // a text file, trained on with DefaultTextSpec; or
+  std::string path;                   // the spec's file; or
+  std::string text;                   // a text file, trained on with DefaultTextSpec; or
   const v1::JobSpec* base = nullptr;  // a spec from elsewhere (a checkpoint's)
-  std::vector<std::string> sets;  // "train.rounds=500", applied in order after the file
-  std::string name;               // replaces the spec's; empty: as it is
+  std::vector<std::string> sets;      // "train.rounds=500", applied in order after the file
+  std::string name;                   // replaces the spec's; empty: as it is
 };
 
 enum class DataPaths {
-  kOfFile,  // relative paths in the file start at the file's folder where that has them, else at the working folder
-  kOfCluster,  // relative paths stay as they are (workers resolve them) unless the file is there from the working folder
+  kOfFile,     // relative paths in the file start at the file's folder where that has them, else at the working folder
+  kOfCluster,  // relative paths stay as they are (workers resolve them) unless the file is there from the working
+               // folder
 };
 
 // Errors are INVALID_ARGUMENT or what the file system says; spec errors as ParseJobSpec and ValidateJobSpec give them.
@@ -37,8 +38,8 @@ v1::JobSpec DefaultTextSpec(const std::string& text_path);
 // Lower-case letters, digits and '-', at most 40 of them, made from any text; "job" where nothing remains.
 std::string JobNameFrom(const std::string& text);
 
-// An init.path by --init or --resume DIR: absolute. With `resume` `folder` may be a checkpoint, a folder of checkpoints (the newest is
-// taken) or a run folder of `sluice local`; NOT_FOUND where there is none.
+// An init.path by --init or --resume DIR: absolute. With `resume` `folder` may be a checkpoint, a folder of checkpoints
+// (the newest is taken) or a run folder of `sluice local`; NOT_FOUND where there is none.
 absl::StatusOr<std::string> CheckpointFolder(const std::string& folder);
 
 struct SchedulerAddress {

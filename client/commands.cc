@@ -1,0 +1,237 @@
+#include "client/commands.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "client/spec_loading.h"
+#include "common/status_macros.h"
+#include "common/version.h"
+
+namespace sluice {
+namespace {
+
+std::vector<Flag> With(std::vector<Flag> flags, const std::vector<Flag>& more) {
+  flags.insert(flags.end(), more.begin(), more.end());
+  return flags;
+}
+
+std::vector<Command> MakeCommands() {
+  const std::vector<Flag> remote = {
+      {"scheduler", FlagKind::kString, "HOST:PORT", "the scheduler's address"},
+      {"timeout", FlagKind::kNumber, "SECONDS", "how long to try to reach the scheduler (30)", 0, false, 0, 1e7},
+  };
+  const Flag set = {"set", FlagKind::kString, "FIELD=VALUE", "overrides a field of the spec: train.rounds=500", 0,
+                    true};
+  const Flag name = {"name", FlagKind::kString, "NAME", "the job's name, in place of the spec's"};
+  const Flag init = {"init", FlagKind::kString, "DIR", "begin with the parameters of a checkpoint or a GPT-2 folder"};
+  const Flag json = {"json", FlagKind::kBool, "", "protobuf's JSON form"};
+  const Flag temperature = {"temperature", FlagKind::kNumber, "T", "0: the likeliest always (0.8)", 0, false, 0, 1e6};
+  const Flag sample_seed = {"seed", FlagKind::kInteger, "N", "the same seed draws the same tokens (1)", 0, false, 0};
+
+  std::vector<Command> commands;
+  commands.push_back(
+      {"local",
+       "[SPEC]",
+       "train on this machine: starts scheduler, servers and workers, ends them afterwards",
+       "SPEC is a .yaml, .json or .textproto file; without one, --text FILE trains a small byte-level GPT on a text.\n"
+       "Everything lies in ./sluice-runs/NAME-N/: logs, state, checkpoints, export. A daemon that dies is started\n"
+       "again and training goes on. Ctrl-C makes a checkpoint, ends everything and prints how to resume; a second\n"
+       "Ctrl-C does not wait for the checkpoint.",
+       {{"text", FlagKind::kString, "FILE", "train a small byte-level GPT on this text, without a spec"},
+        set,
+        name,
+        {"workers", FlagKind::kInteger, "N", "worker processes (parallel.data of the spec)", 0, false, 1, 64},
+        {"servers", FlagKind::kInteger, "N", "server processes (1)", 0, false, 1, 64},
+        {"threads", FlagKind::kInteger, "N", "threads of a worker (cores / workers)", 0, false, 1, 1024},
+        {"device", FlagKind::kString, "KIND", "cpu or fake_device (cpu)"},
+        {"resume", FlagKind::kString, "DIR", "go on from a checkpoint or from the newest one of a run folder"},
+        init,
+        {"runs", FlagKind::kString, "DIR", "where run folders are made (./sluice-runs)"},
+        {"sample_bytes", FlagKind::kInteger, "N", "bytes sampled from the trained model (300)", 0, false, 0, 1e6},
+        {"no_export", FlagKind::kBool, "", "leave the exported folder out"}},
+       0,
+       1});
+  commands.push_back(
+      {"submit", "SPEC", "hand a job to the scheduler and print its id",
+       "Relative data paths mean files below the workers' --data_root, unless the file is there from the working\n"
+       "folder. With -f the job is followed as `watch` does; Ctrl-C detaches.",
+       With({{"follow", FlagKind::kBool, "", "follow the job until it ends", 'f'},
+             set,
+             name,
+             {"resume", FlagKind::kString, "JOB|DIR", "go on from a job's newest checkpoint, or from a folder's"},
+             init},
+            remote),
+       1, 1});
+  commands.push_back({"watch", "[JOB]", "show a job's progress until it ends (latest)",
+                      "Ctrl-C detaches; the job goes on. The exit code is the job's: 0, 1 failed, 4 cancelled.", remote,
+                      0, 1});
+  commands.push_back({"list", "", "list the scheduler's jobs", "", With({json}, remote), 0, 0});
+  commands.push_back(
+      {"status", "[JOB]", "show one job; without JOB the cluster's nodes and jobs", "", With({json}, remote), 0, 1});
+  commands.push_back({"logs", "[JOB]", "print a job's events and its metrics round by round (latest)", "",
+                      With({json}, remote), 0, 1});
+  commands.push_back({"cancel", "JOB", "end a job", "",
+                      With({{"checkpoint", FlagKind::kBool, "", "publish a checkpoint first"}}, remote), 1, 1});
+  commands.push_back(
+      {"checkpoint", "JOB", "publish a checkpoint of a running job and print its folder", "", remote, 1, 1});
+  commands.push_back(
+      {"export", "JOB|DIR FOLDER", "write a job's newest checkpoint as a Hugging Face GPT-2 folder",
+       "DIR is a published checkpoint (no scheduler is needed then). FOLDER must not exist; it will hold\n"
+       "config.json and model.safetensors.",
+       remote, 2, 2});
+  commands.push_back(
+      {"sample", "JOB|DIR", "draw text from a model: a job, a checkpoint or an exported folder",
+       "Models of bytes take and print text; others take and print token ids.",
+       With({{"prompt", FlagKind::kString, "TEXT", "text to go on from (a line feed)"},
+             {"tokens", FlagKind::kString, "IDS", "the same as token ids: \"3 14 15\""},
+             {"bytes", FlagKind::kInteger, "N", "how many bytes, or tokens, to draw (300)", 'n', false, 0, 1e9},
+             temperature,
+             sample_seed,
+             {"threads", FlagKind::kInteger, "N", "threads to compute with (1)", 0, false, 1, 1024},
+             {"logits", FlagKind::kBool, "", "print the logits of the next token as a JSON array instead"}},
+            remote),
+       1, 1});
+  commands.push_back({"validate",
+                      "SPEC",
+                      "check a spec, and the data where it can be read",
+                      "",
+                      {{"print", FlagKind::kBool, "", "print it as YAML with every default filled in"}, set, name},
+                      1,
+                      1});
+  commands.push_back({"version", "", "print the version", "", {}, 0, 0});
+  commands.push_back({"help", "[COMMAND]", "explain a command", "", {}, 0, 1});
+  return commands;
+}
+
+int Help(const std::string& topic, const ClientEnvironment& environment) {
+  if (topic.empty()) {
+    *environment.out << OverviewHelp(Commands());
+    return kExitOk;
+  }
+  std::vector<std::string> names;
+  for (const Command& command : Commands()) {
+    names.push_back(command.name);
+    if (command.name != topic) continue;
+    *environment.out << CommandHelp(command);
+    return kExitOk;
+  }
+  const std::string nearest = NearestName(topic, names);
+  return Report(
+      absl::InvalidArgumentError(absl::StrCat("unknown command '", topic, "'", nearest.empty() ? "" : "; did you mean ",
+                                              nearest, nearest.empty() ? "" : "?")),
+      environment);
+}
+
+}  // namespace
+
+const std::vector<Command>& Commands() {
+  static const std::vector<Command>& commands = *new std::vector<Command>(MakeCommands());
+  return commands;
+}
+
+int Report(const absl::Status& status, const ClientEnvironment& environment) {
+  *environment.err << "sluice: " << status.message() << std::endl;
+  switch (status.code()) {
+    case absl::StatusCode::kOk:
+      return kExitOk;
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kNotFound:
+    case absl::StatusCode::kAlreadyExists:
+    case absl::StatusCode::kFailedPrecondition:
+    case absl::StatusCode::kOutOfRange:
+    case absl::StatusCode::kPermissionDenied:
+    case absl::StatusCode::kResourceExhausted:
+    case absl::StatusCode::kUnimplemented:
+    case absl::StatusCode::kUnauthenticated:
+      return kExitUsage;
+    case absl::StatusCode::kUnavailable:
+      return kExitUnreachable;
+    case absl::StatusCode::kCancelled:
+      return environment.interrupt->count() > 0 ? kExitInterrupted : kExitJobFailed;
+    default:
+      return kExitJobFailed;
+  }
+}
+
+absl::StatusOr<std::unique_ptr<SchedulerClient>> Connect(const Args& args, const ClientEnvironment& environment,
+                                                         ProgressPrinter* printer) {
+  ASSIGN_OR_RETURN(const SchedulerAddress found, FindScheduler(args.String("scheduler"), environment.getenv));
+  SchedulerClient::Options options;
+  options.address = found.address;
+  options.address_source = found.source;
+  options.timeout = absl::Seconds(args.Number("timeout", 30));
+  options.interrupt = environment.interrupt;
+  options.notice = [printer, &environment](const std::string& text) {
+    if (printer != nullptr && environment.out_is_terminal) {
+      printer->Line(text);
+    } else {
+      *environment.err << "sluice: " << text << std::endl;
+    }
+  };
+  return std::make_unique<SchedulerClient>(std::move(options));
+}
+
+int PrintEnd(const v1::JobStatus& status, const ClientEnvironment& environment) {
+  const double seconds = status.ended_unix_seconds() - status.started_unix_seconds();
+  const std::string took = status.started_unix_seconds() > 0 && seconds >= 0
+                               ? absl::StrCat(" in ", ShortDuration(absl::Seconds(seconds)))
+                               : "";
+  const std::string rounds = absl::StrCat(status.rounds_done(), " rounds", took);
+  const std::string why = status.message().empty() ? "" : absl::StrCat(": ", status.message());
+  switch (status.state()) {
+    case v1::SUCCEEDED:
+      *environment.out << status.job_id() << " succeeded: " << rounds << std::endl;
+      if (status.has_last_evaluation()) {
+        *environment.out << absl::StreamFormat("validation loss %.4f", status.last_evaluation().loss());
+        if (status.spec().model().has_mlp()) {
+          *environment.out << absl::StreamFormat(", accuracy %.4f", status.last_evaluation().accuracy());
+        }
+        *environment.out << std::endl;
+      }
+      return kExitOk;
+    case v1::CANCELLED:
+      *environment.err << "sluice: " << status.job_id() << " was cancelled after " << rounds << why << std::endl;
+      return kExitCancelled;
+    case v1::FAILED:
+      *environment.err << "sluice: " << status.job_id() << " failed after " << rounds << why << std::endl;
+      return kExitJobFailed;
+    default:
+      *environment.err << "sluice: " << status.job_id() << " is " << StateName(status.state()) << why << std::endl;
+      return kExitJobFailed;
+  }
+}
+
+int RunClient(const std::vector<std::string>& words, const ClientEnvironment& environment) {
+  if (words.empty()) {
+    *environment.err << OverviewHelp(Commands());
+    return kExitUsage;
+  }
+  // "help" in its forms: sluice --help, sluice CMD --help, sluice -h.
+  const auto end = std::find(words.begin(), words.end(), "--");
+  if (std::any_of(words.begin(), end, [](const std::string& w) { return w == "--help" || w == "-h"; })) {
+    return Help(words[0][0] == '-' || words[0] == "help" ? "" : words[0], environment);
+  }
+  if (words[0] == "--version") {
+    *environment.out << "sluice " << kVersion << " (protocol " << kProtocolVersion << ")" << std::endl;
+    return kExitOk;
+  }
+  const auto args = ParseArgs(Commands(), words);
+  if (!args.ok()) return Report(args.status(), environment);
+  const std::string& name = args->command().name;
+  if (name == "help") return Help(args->argument(0), environment);
+  if (name == "version") return RunClient({"--version"}, environment);
+  if (name == "local") return RunLocal(*args, words, environment);
+  using Run = int (*)(const Args&, const ClientEnvironment&);
+  const std::vector<std::pair<std::string, Run>> table = {
+      {"submit", RunSubmit}, {"watch", RunWatch},       {"list", RunList},     {"status", RunStatus},
+      {"logs", RunLogs},     {"cancel", RunCancel},     {"export", RunExport}, {"checkpoint", RunCheckpoint},
+      {"sample", RunSample}, {"validate", RunValidate},
+  };
+  for (const auto& [command, run] : table) {
+    if (command == name) return run(*args, environment);
+  }
+  return Report(absl::InternalError(absl::StrCat("command ", name, " is not in the table")), environment);
+}
+
+}  // namespace sluice

@@ -1,0 +1,139 @@
+// submit, watch, cancel, checkpoint, validate.
+#include <unistd.h>
+
+#include <filesystem>
+#include <random>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "client/commands.h"
+#include "client/spec_loading.h"
+#include "common/job_spec.h"
+#include "common/model_layout.h"
+#include "common/status_macros.h"
+
+namespace sluice {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Follows the job to its end, prints that, and gives the exit code.
+int FollowToEnd(SchedulerClient* client, const std::string& job, ProgressPrinter* printer,
+                const ClientEnvironment& environment) {
+  std::string id = job;
+  const auto status = client->Watch(job, [&](const v1::JobStatus& update) {
+    id = update.job_id();
+    printer->Update(update, absl::Now());
+  });
+  printer->Finish();
+  if (status.ok()) return PrintEnd(*status, environment);
+  if (absl::IsCancelled(status.status()) && environment.interrupt->count() > 0) {
+    *environment.err << "sluice: detached; " << id << " goes on (sluice watch " << id << ", sluice cancel " << id << ")"
+                     << std::endl;
+    return kExitInterrupted;
+  }
+  return Report(status.status(), environment);
+}
+
+std::string NewRequestId() {
+  std::random_device random;
+  return absl::StrFormat("%08x%08x-%d", random(), random(), getpid());
+}
+
+bool IsFolder(const std::string& path) {
+  std::error_code error;
+  return fs::is_directory(path, error);
+}
+
+absl::StatusOr<v1::SubmitJobRequest> MakeRequest(const Args& args) {
+  v1::SubmitJobRequest request;
+  SpecSource source;
+  source.path = args.argument(0);
+  source.sets = args.List("set");
+  source.name = args.String("name");
+  ASSIGN_OR_RETURN(*request.mutable_spec(), LoadSpec(source, DataPaths::kOfCluster));
+  request.set_request_id(NewRequestId());
+  const std::string resume = args.String("resume"), init = args.String("init");
+  if (!resume.empty() && !init.empty()) {
+    return absl::InvalidArgumentError("--resume and --init exclude each other: a resume has its parameters already");
+  }
+  if (!init.empty()) {
+    request.mutable_spec()->mutable_init()->set_path(IsFolder(init) ? fs::absolute(init).lexically_normal().string()
+                                                                    : init);
+    request.mutable_spec()->mutable_init()->set_resume(false);
+  } else if (IsFolder(resume)) {
+    ASSIGN_OR_RETURN(*request.mutable_spec()->mutable_init()->mutable_path(), CheckpointFolder(resume));
+    request.mutable_spec()->mutable_init()->set_resume(true);
+  } else if (!resume.empty()) {
+    if (resume.find('/') != std::string::npos) {
+      return absl::NotFoundError(absl::StrCat("--resume ", resume, ": no such folder, and no job's id"));
+    }
+    request.mutable_spec()->clear_init();
+    request.set_resume_job(resume);
+  }
+  return request;
+}
+
+}  // namespace
+
+int RunSubmit(const Args& args, const ClientEnvironment& environment) {
+  const auto request = MakeRequest(args);
+  if (!request.ok()) return Report(request.status(), environment);
+  ProgressPrinter printer(environment.out, environment.out_is_terminal, environment.columns);
+  auto client = Connect(args, environment, &printer);
+  if (!client.ok()) return Report(client.status(), environment);
+  const auto response = (*client)->Submit(*request);
+  if (!response.ok()) return Report(response.status(), environment);
+  *environment.out << response->job_id() << std::endl;
+  if (args.Bool("follow")) return FollowToEnd(client->get(), response->job_id(), &printer, environment);
+  for (const std::string& warning : response->warnings()) *environment.err << "warning: " << warning << std::endl;
+  return kExitOk;
+}
+
+int RunWatch(const Args& args, const ClientEnvironment& environment) {
+  ProgressPrinter printer(environment.out, environment.out_is_terminal, environment.columns);
+  auto client = Connect(args, environment, &printer);
+  if (!client.ok()) return Report(client.status(), environment);
+  return FollowToEnd(client->get(), args.argument(0, "latest"), &printer, environment);
+}
+
+int RunCancel(const Args& args, const ClientEnvironment& environment) {
+  auto client = Connect(args, environment);
+  if (!client.ok()) return Report(client.status(), environment);
+  const auto status = (*client)->Cancel(args.argument(0), args.Bool("checkpoint"));
+  if (!status.ok()) return Report(status.status(), environment);
+  *environment.out << status->job_id() << " " << StateName(status->state()) << " at round " << status->rounds_done()
+                   << "/" << status->rounds() << std::endl;
+  if (args.Bool("checkpoint") && status->has_last_checkpoint()) {
+    *environment.out << "checkpoint " << status->last_checkpoint().directory() << std::endl;
+  }
+  return kExitOk;
+}
+
+int RunCheckpoint(const Args& args, const ClientEnvironment& environment) {
+  auto client = Connect(args, environment);
+  if (!client.ok()) return Report(client.status(), environment);
+  const auto checkpoint = (*client)->Checkpoint(args.argument(0));
+  if (!checkpoint.ok()) return Report(checkpoint.status(), environment);
+  *environment.out << checkpoint->directory() << std::endl;
+  return kExitOk;
+}
+
+int RunValidate(const Args& args, const ClientEnvironment& environment) {
+  SpecSource source;
+  source.path = args.argument(0);
+  source.sets = args.List("set");
+  source.name = args.String("name");
+  const auto spec = LoadSpec(source, DataPaths::kOfCluster);
+  if (!spec.ok()) return Report(spec.status(), environment);
+  if (args.Bool("print")) {
+    *environment.out << JobSpecToYaml(*spec) << std::flush;
+    return kExitOk;
+  }
+  const auto space = MakeParameterSpace(spec->model());
+  if (!space.ok()) return Report(space.status(), environment);
+  *environment.out << args.argument(0) << ": ok, " << space->size() << " parameters" << std::endl;
+  return kExitOk;
+}
+
+}  // namespace sluice
