@@ -4,8 +4,8 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <string.h>
-#include <sys/pidfd.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -80,9 +80,9 @@ absl::StatusOr<ChildProcess> ChildProcess::Start(const std::string& program, con
   while ((got = read(read_end.fd, &error, sizeof(error))) < 0 && errno == EINTR) {
   }
   if (got == sizeof(error)) return fail("exec", error);
-  child.descriptor_ = pidfd_open(child.pid_, 0);
+  // By number: the C library's header lacks extern "C". Closed on exec by itself.
+  child.descriptor_ = static_cast<int>(syscall(SYS_pidfd_open, child.pid_, 0));
   if (child.descriptor_ < 0) return fail("pidfd_open", errno);
-  fcntl(child.descriptor_, F_SETFD, FD_CLOEXEC);
   return child;
 }
 

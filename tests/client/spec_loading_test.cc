@@ -1,0 +1,164 @@
+#include "client/spec_loading.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <map>
+
+#include "common/job_spec.h"
+
+namespace sluice {
+namespace {
+
+namespace fs = std::filesystem;
+
+class SpecLoading : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string name = (fs::temp_directory_path() / "sluice-spec-XXXXXX").string();
+    ASSERT_NE(mkdtemp(name.data()), nullptr);
+    folder_ = fs::canonical(name);
+    before_ = fs::current_path();
+    fs::create_directories(folder_ / "cwd");
+    fs::create_directories(folder_ / "specs");
+    fs::current_path(folder_ / "cwd");
+  }
+  void TearDown() override {
+    fs::current_path(before_);
+    fs::remove_all(folder_);
+  }
+  std::string Write(const std::string& name, const std::string& text) const {
+    fs::create_directories((folder_ / name).parent_path());
+    std::ofstream(folder_ / name, std::ios::binary) << text;
+    return (folder_ / name).string();
+  }
+  std::string WriteSpec(const std::string& data,
+                        const std::string& model = "{gpt2: {layers: 1, heads: 1, width: 8, context: 4}}") {
+    return Write("specs/job.yaml", "name: job\nmodel: " + model + "\ndata: " + data +
+                                       "\ntrain: {rounds: 10, batch: 2}\noptimizer: {sgd: {learning_rate: 0.1}}\n");
+  }
+  static SpecSource From(const std::string& path, std::vector<std::string> sets = {}) {
+    SpecSource source;
+    source.path = path;
+    source.sets = std::move(sets);
+    return source;
+  }
+
+  fs::path folder_, before_;
+};
+
+TEST_F(SpecLoading, RelativePathsStartAtTheFilesFolder) {
+  Write("specs/in.txt", "some text to learn");
+  auto spec = LoadSpec(From(WriteSpec("{text: {path: in.txt}}")), DataPaths::kOfFile);
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->data().text().path(), (folder_ / "specs/in.txt").string());
+  EXPECT_EQ(spec->model().gpt2().vocabulary(), 256u);  // filled in
+  EXPECT_EQ(spec->train().eval_every(), 1u);
+}
+
+TEST_F(SpecLoading, ElseAtTheWorkingFolderAsSetsDoAlways) {
+  Write("cwd/in.txt", "some text to learn");
+  const std::string path = WriteSpec("{text: {path: in.txt}}");
+  auto spec = LoadSpec(From(path), DataPaths::kOfFile);
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->data().text().path(), (folder_ / "cwd/in.txt").string());
+  Write("specs/in.txt", "another text here");
+  spec = LoadSpec(From(path, {"data.text.path=in.txt", "train.rounds=77"}), DataPaths::kOfFile);
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->data().text().path(), (folder_ / "cwd/in.txt").string());
+  EXPECT_EQ(spec->train().rounds(), 77u);
+}
+
+TEST_F(SpecLoading, ClusterPathsStayUnlessTheFileIsHere) {
+  const std::string path = WriteSpec("{text: {path: in.txt}}");
+  auto spec = LoadSpec(From(path), DataPaths::kOfCluster);
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->data().text().path(), "in.txt");
+  Write("cwd/in.txt", "some text to learn");
+  spec = LoadSpec(From(path), DataPaths::kOfCluster);
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->data().text().path(), (folder_ / "cwd/in.txt").string());
+}
+
+TEST_F(SpecLoading, DataDecidesSizes) {
+  std::string images("\0\0\x08\x03\0\0\0\x04\0\0\0\x02\0\0\0\x03", 16);
+  images += std::string(24, 'x');
+  Write("specs/images", images);
+  Write("specs/labels", std::string("\0\0\x08\x01\0\0\0\x04\0\1\2\3", 12));
+  const std::string path = WriteSpec("{idx: {images: images, labels: labels}}", "{mlp: {hidden: [5]}}");
+  auto spec = LoadSpec(From(path), DataPaths::kOfFile);
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->model().mlp().inputs(), 6u);
+  EXPECT_EQ(spec->model().mlp().classes(), 4u);
+  EXPECT_FALSE(LoadSpec(From(path, {"model.mlp.inputs=7"}), DataPaths::kOfFile).ok());
+}
+
+TEST_F(SpecLoading, MistakesNameTheirPlace) {
+  auto message = [](const absl::StatusOr<v1::JobSpec>& spec) {
+    EXPECT_FALSE(spec.ok());
+    return std::string(spec.status().message());
+  };
+  EXPECT_NE(message(LoadSpec(From("absent.yaml"), DataPaths::kOfFile)).find("absent.yaml"), std::string::npos);
+  EXPECT_NE(message(LoadSpec(From("spec.cfg"), DataPaths::kOfFile)).find("spec.cfg"), std::string::npos);
+  EXPECT_NE(message(LoadSpec(From(Write("specs/bad.yaml", "nmae: x\n")), DataPaths::kOfFile)).find("bad.yaml:1:1"),
+            std::string::npos);
+  const std::string path = WriteSpec("{text: {path: in.txt}}");
+  EXPECT_NE(message(LoadSpec(From(path), DataPaths::kOfFile)).find("specs/in.txt"), std::string::npos);
+  Write("specs/in.txt", "abc");
+  EXPECT_NE(message(LoadSpec(From(path), DataPaths::kOfFile)).find("3 bytes"), std::string::npos);
+  EXPECT_NE(message(LoadSpec(From(path, {"train.batch=0"}), DataPaths::kOfFile)).find("train.batch"),
+            std::string::npos);
+  EXPECT_NE(message(LoadSpec(From(path, {"train.bach=1"}), DataPaths::kOfFile)).find("--set train.bach=1"),
+            std::string::npos);
+}
+
+TEST_F(SpecLoading, ATextAloneIsAJob) {
+  SpecSource source;
+  source.text = Write("cwd/My Book.txt", std::string(1000, 'a'));
+  auto spec = LoadSpec(source, DataPaths::kOfFile);
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->name(), "my-book");
+  source.name = "other";
+  spec = LoadSpec(source, DataPaths::kOfFile);
+  ASSERT_TRUE(spec.ok());
+  EXPECT_EQ(spec->name(), "other");
+}
+
+TEST(JobName, LegalWhateverTheText) {
+  EXPECT_EQ(JobNameFrom("My Book (2nd).v1"), "my-book-2nd-v1");
+  EXPECT_EQ(JobNameFrom("..."), "job");
+  EXPECT_EQ(JobNameFrom(std::string(100, 'A')).size(), 40u);
+  EXPECT_EQ(JobNameFrom("\xc3\xa9t\xc3\xa9"), "t");
+}
+
+TEST_F(SpecLoading, SchedulerAddressInItsOrder) {
+  std::map<std::string, std::string> variables;
+  auto getenv = [&](const std::string& name) { return variables.count(name) ? variables[name] : std::string(); };
+  auto address = [&](const std::string& flag) {
+    auto found = FindScheduler(flag, getenv);
+    EXPECT_TRUE(found.ok()) << found.status();
+    return found.ok() ? found->address : "";
+  };
+  EXPECT_EQ(address(""), "127.0.0.1:7700");
+  variables["HOME"] = folder_.string();
+  EXPECT_EQ(address(""), "127.0.0.1:7700");
+  Write(".config/sluice/config.yaml", "scheduler: config.example:1\n");
+  EXPECT_EQ(address(""), "config.example:1");
+  variables["SLUICE_SCHEDULER"] = "variable.example:2";
+  EXPECT_EQ(address(""), "variable.example:2");
+  EXPECT_EQ(address("flag.example"), "flag.example:7700");
+  EXPECT_FALSE(FindScheduler("host:port", getenv).ok());
+  EXPECT_FALSE(FindScheduler("host:0", getenv).ok());
+  variables.erase("SLUICE_SCHEDULER");
+  const std::string config = Write(".config/sluice/config.yaml", "sheduler: x\n");
+  auto wrong = FindScheduler("", getenv);
+  ASSERT_FALSE(wrong.ok());
+  EXPECT_NE(std::string(wrong.status().message()).find(config + ":1:1: unknown setting 'sheduler'"), std::string::npos);
+  Write(".config/sluice/config.yaml", "scheduler: [1, 2\n");
+  EXPECT_FALSE(FindScheduler("", getenv).ok());
+}
+
+}  // namespace
+}  // namespace sluice
