@@ -9,14 +9,10 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cmath>
 #include <filesystem>
 #include <fstream>
-#include <limits>
 #include <map>
 #include <sstream>
-
-#include "client/model_files.h"
 
 namespace sluice {
 namespace {
@@ -191,17 +187,6 @@ TEST_F(LocalClusterTest, ProgramsThatAreNotThere) {
   EXPECT_EQ(LocalCluster::Start(options, &interrupt_).status().code(), absl::StatusCode::kNotFound);
   EXPECT_FALSE(ChildProcess::Start("/no/such/program", {}, (folder_ / "log").string()).ok());
   EXPECT_FALSE(ChildProcess::Start("/bin/true", {}, "/no/such/folder/log").ok());
-}
-
-TEST(DrawToken, SharesFollowTheLogits) {
-  const std::vector<float> logits = {0, std::log(3.0f), -std::numeric_limits<float>::infinity()};
-  EXPECT_EQ(DrawToken(logits, 1, 0.0), 0);
-  EXPECT_EQ(DrawToken(logits, 1, 0.249), 0);
-  EXPECT_EQ(DrawToken(logits, 1, 0.251), 1);
-  EXPECT_EQ(DrawToken(logits, 1, 0.9999999), 1);
-  EXPECT_EQ(DrawToken(logits, 0, 0.0), 1);
-  EXPECT_EQ(DrawToken({std::nanf(""), std::nanf("")}, 1, 0.5), 0);
-  EXPECT_EQ(DrawToken({std::nanf(""), 1}, 1, 0.0), 1);
 }
 
 }  // namespace
