@@ -48,14 +48,14 @@ absl::StatusOr<std::shared_ptr<void>> HostBackend::AllocateHost(int64_t bytes) {
 
 void HostBackend::Upload(Stream& stream, const void* host, Buffer* to, int64_t first_byte, int64_t bytes) {
   Launch(stream, {to}, [=](TaskPool&) {
-    std::memcpy(At(View<char>{to, first_byte}), host, static_cast<size_t>(bytes));
+    std::copy_n(static_cast<const char*>(host), bytes, At(View<char>{to, first_byte}));
     return absl::OkStatus();
   });
 }
 
 void HostBackend::Download(Stream& stream, Buffer* from, int64_t first_byte, int64_t bytes, void* host) {
   Launch(stream, {from}, [=](TaskPool&) {
-    std::memcpy(host, At(View<char>{from, first_byte}), static_cast<size_t>(bytes));
+    std::copy_n(At(View<char>{from, first_byte}), bytes, static_cast<char*>(host));
     return absl::OkStatus();
   });
 }
