@@ -78,8 +78,7 @@ class SessionStream : public StreamHandler {
 
 bool SessionState::EnterCallback() {
   absl::MutexLock lock(&mutex_);
-  mutex_.Await(absl::Condition(
-      +[](SessionState* s) { return s->ended_ || !s->in_callback_; }, this));
+  mutex_.Await(absl::Condition(this, &SessionState::MayEnter));
   if (ended_) return false;
   in_callback_ = true;
   return true;
@@ -203,8 +202,7 @@ void SessionState::End() {
   {
     absl::MutexLock lock(&mutex_);
     ended_ = true;
-    mutex_.Await(absl::Condition(
-        +[](SessionState* s) { return !s->in_callback_; }, this));
+    mutex_.Await(absl::Condition(this, &SessionState::Quiet));
     stream = std::move(stream_);
     stream_ = nullptr;
   }
