@@ -14,6 +14,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -22,6 +23,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/protocol_rules.h"
+#include "scheduler/placement.h"
 #include "scheduler/scheduler_core_state.h"
 #include "sluice/v1/checkpoint.pb.h"
 #include "sluice/v1/scheduler.pb.h"
@@ -114,7 +116,9 @@ class SchedulerCore {
   // ---- scheduler_core.cc
   void OnRegister(SessionId session, const v1::Register& message, absl::Time now);
   void Dispatch(const NodeKey& from, KnownNode& node, const v1::NodeMessage& message, absl::Time now);
-  void SendHeld(KnownNode& node, const NodeKey& key);
+  // After Welcome: what this node must know that it does not.
+  void SendMissing(const NodeKey& key);
+  bool Supersede(SessionId session, const v1::Register& message, absl::Time now);
   void Gone(const NodeKey& key, const std::string& why, absl::Time now);
   // A membership event happened: considers all jobs now or, within `gather` of another one, a little later.
   void Membership(absl::Time now);
@@ -126,6 +130,7 @@ class SchedulerCore {
   void Send(const NodeKey& key, const v1::SchedulerMessage& message);
   void SendPlan(const JobEntry& job, const NodeKey& key);
   void SendEndJob(const std::string& job_id, const NodeKey& key);
+  void SendFence(const JobEntry& job, const NodeKey& key);
 
   // ---- scheduler_core_jobs.cc
   void TryStart(JobEntry& job, absl::Time now);
@@ -146,14 +151,21 @@ class SchedulerCore {
   void Begin(JobEntry& job, absl::Time now);
   void OnFenceReport(const NodeKey& from, const v1::FenceReport& report, absl::Time now);
   void Publish(JobEntry& job, absl::Time now);
-  // start, verdict, timeline, checkpoint and chains of the next plan; false where it must wait (and says so).
+  // Start and verdict of the next plan where every shard survived; else false and nothing is changed.
   bool FillFromReports(const JobEntry& job, v1::Plan& plan) const;
-  bool FillRewind(JobEntry& job, v1::Plan& plan);
+  // Timeline, checkpoint, start and chains of a plan that rewinds; an error: servers do not suffice.
+  absl::Status FillRewind(const JobEntry& job, v1::Plan& plan) const;
+  // What the plan that was just made means for the job: counters, volatile state, event.
+  void Adopt(JobEntry& job, v1::Plan plan, bool rewind, absl::Time now);
   // The plan's ranks with gaps filled; has_gap where idle workers do not suffice.
   std::vector<v1::Rank> NextRanks(const JobEntry& job, bool* has_gap) const;
   void Wait(JobEntry& job, const std::string& message, absl::Time now);
+  // All lost servers came back with what they held: the plan goes on.
+  void Returned(JobEntry& job, absl::Time now);
+  std::vector<WorkerSlot> IdleWorkerSlots() const;
   std::vector<const KnownNode*> IdleWorkers() const;  // oldest registration first
   std::vector<const KnownNode*> LiveServers() const;
+  std::vector<ServerSlot> ServerSlots(const JobEntry* except) const;  // live ones, memory_used without `except`
   std::set<NodeKey> PlanServers(const v1::Plan& plan) const;
   std::set<NodeKey> PlanNodes(const v1::Plan& plan) const;
   uint64_t MemoryUsed(const NodeKey& server, const JobEntry* except) const;  // bytes of all jobs' shards
@@ -165,7 +177,12 @@ class SchedulerCore {
   void OnSnapshotDone(const NodeKey& from, const v1::SnapshotDone& done, absl::Time now);
   void SnapshotFailed(JobEntry& job, const v1::SnapshotDone& done, absl::Time now);
   void SendOrder(JobEntry& job, absl::Time now);
-  void Prune(JobEntry& job);
+  void OrderDone(JobEntry& job, const std::string& failure);
+  void Publishable(JobEntry& job, const CheckpointKey& key, absl::Time now);
+  bool CheckpointAt(const JobEntry& job, uint64_t version) const;
+  void DropSnapshots(JobEntry& job);
+  // Takes what is too many out of the row; returns the folders, to be removed once the row is on disk.
+  std::vector<std::string> Prune(JobEntry& job);
   std::string CheckpointBase(const JobEntry& job) const;
   // Newest published checkpoint of the present timeline, or what it began from; nullptr: initial values.
   const v1::CheckpointRef* RewindPoint(const JobEntry& job) const;
@@ -176,6 +193,7 @@ class SchedulerCore {
 
   std::map<NodeKey, KnownNode> nodes_;
   std::map<SessionId, NodeKey> sessions_;  // registered ones
+  std::set<SessionId> left_;               // of nodes that said Leaving; their stream may last a little longer
   std::map<uint64_t, JobEntry> jobs_;      // by sequence
   std::map<std::string, uint64_t> by_id_;
   std::map<std::string, uint64_t> by_request_;
@@ -186,6 +204,9 @@ class SchedulerCore {
   absl::Time consider_at_ = absl::InfiniteFuture();
   absl::Time settled_at_ = absl::InfinitePast();  // queued jobs start from here on
   absl::Time unsettled_since_ = absl::InfinitePast();
+  bool settling_ = false;  // a timer at settled_at_ is wanted
+  absl::Time last_event_ = absl::InfinitePast();
+  std::map<std::string, uint64_t> newest_life_;  // by node name
 };
 
 }  // namespace sluice

@@ -72,6 +72,7 @@ struct JobEntry {
 
   std::map<CheckpointKey, SnapshotState> snapshots;
   uint64_t ordered_version = 0;  // 0: none ordered from the servers in this life
+  std::string order_failure;     // why the last order came to nothing
   uint64_t order_step = 2;       // rounds ahead; grows when a shard had passed the version
 
   uint64_t skipped = 0;  // rounds in a row, the newest of them `skipped_last`

@@ -49,11 +49,15 @@ class SchedulerNode : private SchedulerActions {
  public:
   // Loads the state; jobs that were under way go on when their nodes have registered.
   static absl::StatusOr<std::unique_ptr<SchedulerNode>> Start(const SchedulerOptions& options);
-  // Closes all sessions as a killed process would (nodes keep working and look for the next scheduler) and answers
-  // waiting clients with UNAVAILABLE. Listeners that use session_acceptor() must be gone, or stop calling it, before.
+  // Stop(). Listeners that use session_acceptor() must be gone before.
   ~SchedulerNode() override;
   SchedulerNode(const SchedulerNode&) = delete;
   SchedulerNode& operator=(const SchedulerNode&) = delete;
+
+  // Nothing is decided or persisted from here on: what the sessions' ends would mean is none of this life's business.
+  // Closes all sessions (nodes keep working and look for the next scheduler) and answers waiting clients with
+  // UNAVAILABLE. Idempotent; call it before the listener ends, not from a callback.
+  void Stop();
 
   // For Plane::kSession. Valid as long as the node.
   Acceptor session_acceptor();
@@ -124,6 +128,7 @@ class SchedulerNode : private SchedulerActions {
   void Wake() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { wake_ = true; }
   bool TimerAwake() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return ending_ || wake_; }
   bool PublisherAwake() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return ending_ || !tasks_.empty(); }
+  absl::Status Usable() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);  // UNAVAILABLE: broken or ending
   void Break(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FlushHistory() ABSL_LOCKS_EXCLUDED(mutex_);
   // Calls to clients that are due at `now`, to be made without the lock.
