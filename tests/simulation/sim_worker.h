@@ -1,0 +1,73 @@
+// A worker in the simulation: the real RoundCore; parameters are hashes, computing takes simulated time.
+#ifndef SLUICE_TESTS_SIMULATION_SIM_WORKER_H_
+#define SLUICE_TESTS_SIMULATION_SIM_WORKER_H_
+
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "tests/simulation/simulation.h"
+#include "worker/round_core.h"
+
+namespace sluice {
+
+class SimWorker : public RoundActions, public std::enable_shared_from_this<SimWorker> {
+ public:
+  SimWorker(Cluster* cluster, v1::NodeId id, LifeRef life);
+
+  const v1::NodeId& id() const { return id_; }
+  void OnSchedulerMessage(const v1::SchedulerMessage& message);
+  v1::Register MakeRegister() const;
+  std::string Describe() const { return core_.Describe(); }
+
+ private:
+  struct HashValue : CommitValue {
+    explicit HashValue(uint64_t h) : hash(h) {}
+    uint64_t hash;
+  };
+  struct Stream {
+    std::shared_ptr<Link> link;
+    SimNode* server = nullptr;
+    StreamId id = 0;
+    bool up = false;
+  };
+  struct Work {
+    uint64_t generation = 0, round = 0;
+    bool evaluation = false, cancelled = false;
+    uint64_t hash = 0;            // of all parameters used
+    std::vector<uint64_t> order;  // chunks whose gradients are still to come
+  };
+
+  void OpenStreams(const std::shared_ptr<const Layout>& layout, const std::vector<ServerEnd>& servers) override;
+  void CloseStreams() override;
+  void Subscribe(size_t server, const v1::Subscribe& subscribe) override;
+  void Push(size_t server, const v1::ChunkHeader& header) override;
+  void Report(size_t server, const v1::RoundReport& report) override;
+  void Install(uint64_t generation, uint64_t chunk, uint64_t version,
+               std::shared_ptr<const CommitValue> value) override;
+  void StartCompute(uint64_t generation, uint64_t round) override;
+  void StartEvaluation(uint64_t generation, uint64_t version) override;
+  void CancelWork() override;
+
+  void OpenStream(uint64_t generation, size_t server);
+  void Begin(uint64_t generation, uint64_t round, bool evaluation);
+  void Continue();
+  double Count(uint64_t round) const;
+  uint64_t GradientHash(uint64_t round, uint64_t chunk) const;
+
+  Cluster* const cluster_;
+  const v1::NodeId id_;
+  const LifeRef life_;
+  RoundCore core_;
+  std::shared_ptr<const Layout> layout_;
+  std::vector<ServerEnd> servers_;
+  std::vector<Stream> streams_;
+  uint64_t streams_generation_ = 0;
+  std::map<uint64_t, std::pair<uint64_t, uint64_t>> parameters_;  // chunk -> (version, hash): the one buffer
+  std::unique_ptr<Work> work_;
+  uint64_t gradient_hash_ = 0;  // of the last computed round: what pushes carry
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_TESTS_SIMULATION_SIM_WORKER_H_

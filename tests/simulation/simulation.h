@@ -1,0 +1,125 @@
+// A whole cluster on simulated time: the real SchedulerCore, ShardCore and RoundCore with hashes as values.
+//
+// value(chunk, v+1) = H(value(chunk, v), contributions in order, verdict), and a contribution hashes every parameter
+// its rank used: one wrong version, one contribution counted twice or one wrong verdict anywhere changes the final
+// hashes. They must equal those of the undisturbed run of the same job.
+#ifndef SLUICE_TESTS_SIMULATION_SIMULATION_H_
+#define SLUICE_TESTS_SIMULATION_SIMULATION_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/layout.h"
+#include "common/protocol_rules.h"
+#include "sluice/v1/scheduler.pb.h"
+#include "tests/simulation/sim_world.h"
+
+namespace sluice {
+
+// What a seed decides.
+struct SimConfig {
+  uint64_t seed = 0;
+  uint32_t replicas = 1, servers = 1, standbys = 0;
+  v1::JobSpec spec;
+  int faults = 0;
+  std::set<std::pair<uint64_t, uint32_t>> nonfinite;  // (round, contributor)
+
+  static SimConfig Draw(uint64_t seed);
+};
+
+struct SimResult {
+  std::string failure;  // empty: fine
+  uint64_t events = 0;
+  int faults = 0, generations = 0, rewinds = 0;
+  std::map<std::pair<uint64_t, uint64_t>, uint64_t> values;  // (chunk, version) -> hash, of the last timeline's applies
+};
+
+// `reference`: values of the undisturbed run, or null where this is it (no faults are made then).
+SimResult RunSimulation(const SimConfig& config, const ProtocolRules& rules, const SimResult* reference, bool trace);
+
+// Undisturbed, then disturbed, compared.
+SimResult RunSeed(uint64_t seed, const ProtocolRules& rules, bool trace);
+
+class SimServer;
+class SimWorker;
+class SimScheduler;
+
+struct SimCheckpoint {
+  std::map<uint64_t, uint64_t> values;  // chunk -> hash
+  bool published = false;
+};
+
+// Names a process over its lives; the scheduler's is "scheduler".
+struct SimNode {
+  std::string name;
+  bool server = false;
+  uint64_t incarnation = 0;
+  LifeRef life;
+  std::shared_ptr<SimServer> as_server;
+  std::shared_ptr<SimWorker> as_worker;
+  std::shared_ptr<Link> session;
+};
+
+// What the nodes share: the world, the disk, the observers.
+class Cluster {
+ public:
+  Cluster(const SimConfig& config, const ProtocolRules& rules, const SimResult* reference, bool trace);
+  ~Cluster();
+  SimResult Run();
+
+  World world;
+  const SimConfig config;
+  const ProtocolRules rules;
+  const SimResult* const reference;
+  SimResult result;
+
+  std::map<std::string, SimNode> nodes;
+  std::map<std::pair<uint64_t, uint64_t>, SimCheckpoint> storage;  // (timeline, version)
+  std::map<uint64_t, v1::StoredJob> disk;                          // the scheduler's rows
+  std::shared_ptr<SimScheduler> scheduler;
+  LifeRef scheduler_life;
+  std::vector<std::weak_ptr<Link>> links;
+  bool finished = false;
+
+  // The node now running under the name and incarnation, or null.
+  SimNode* FindLive(const v1::NodeId& id);
+  std::shared_ptr<Link> Connect(LifeRef a, LifeRef b);
+  void OpenSession(const std::string& name);
+  void SendToScheduler(SimNode& node, const v1::NodeMessage& message);
+
+  // Observations; throw Violation.
+  void SawApply(const v1::NodeId& server, uint64_t timeline, uint64_t chunk, uint64_t version, uint64_t value);
+  void SawVerdict(uint64_t timeline, const v1::Verdict& verdict);
+  void SawPlan(const v1::Plan& plan);
+  void SawInstalled(uint64_t generation, uint64_t chunk, uint64_t version, uint64_t value);
+  void CheckVersions();
+  void CheckCheckpoint(const v1::CheckpointManifest& manifest, const SimCheckpoint& checkpoint);
+  [[noreturn]] void Fail(const std::string& what);
+
+ private:
+  void Start(const std::string& name, bool server);
+  void Kill(const std::string& name);
+  void KillScheduler();
+  void StartScheduler();
+  void PlanFaults();
+  void Fault();
+  std::vector<std::string> Live(bool servers) const;
+
+  std::map<uint64_t, uint64_t> plan_hashes_;                       // generation -> hash
+  std::map<std::pair<uint64_t, uint64_t>, std::string> verdicts_;  // (timeline, round)
+  std::map<const Link*, std::shared_ptr<uint64_t>>
+      session_numbers_;  // session number at the scheduler, 0 until registered
+  v1::Plan newest_plan_;
+};
+
+uint64_t InitialValue(uint64_t chunk);
+
+}  // namespace sluice
+
+#endif  // SLUICE_TESTS_SIMULATION_SIMULATION_H_

@@ -1,0 +1,48 @@
+#include "tests/simulation/simulation.h"
+
+#include <gtest/gtest.h>
+
+#include "common/log.h"
+
+namespace sluice {
+namespace {
+
+class Simulation : public testing::Test {
+ protected:
+  void SetUp() override { spdlog::set_level(spdlog::level::off); }
+};
+
+TEST_F(Simulation, SeedsPass) {
+  int rewinds = 0, generations = 0;
+  for (uint64_t seed = 0; seed < 150; ++seed) {
+    const SimResult r = RunSeed(seed, ProtocolRules(), false);
+    EXPECT_EQ(r.failure, "") << "replay: simulate --seed " << seed << " --trace";
+    rewinds += r.rewinds;
+    generations += r.generations;
+  }
+  EXPECT_GT(rewinds, 5);
+  EXPECT_GT(generations, 200);
+}
+
+// What each rule is for: without it some seeds fail.
+void ExpectSeedsFail(const ProtocolRules& rules) {
+  for (uint64_t seed = 0; seed < 2000; ++seed) {
+    if (!RunSeed(seed, rules, false).failure.empty()) return;
+  }
+  ADD_FAILURE() << "no seed failed";
+}
+
+TEST_F(Simulation, Fencing) { ExpectSeedsFail({.fencing = false}); }
+TEST_F(Simulation, Dedup) { ExpectSeedsFail({.dedup = false}); }
+TEST_F(Simulation, KeptVersion) { ExpectSeedsFail({.kept_version = false}); }
+TEST_F(Simulation, PersistFirst) { ExpectSeedsFail({.persist_first = false}); }
+TEST_F(Simulation, VerdictCarried) { ExpectSeedsFail({.verdict_carried = false}); }
+
+TEST_F(Simulation, ASeedReplays) {
+  const SimResult a = RunSeed(17, ProtocolRules(), false), b = RunSeed(17, ProtocolRules(), false);
+  EXPECT_EQ(a.events, b.events);
+  EXPECT_EQ(a.values, b.values);
+}
+
+}  // namespace
+}  // namespace sluice
