@@ -59,10 +59,9 @@ void SimWorker::OpenStream(uint64_t generation, size_t index) {
                                   [self, generation, index] { self->OpenStream(generation, index); });
       return;
     }
-    static uint64_t next_id = 1;
     Stream& stream = self->streams_[index];
     stream.server = node;
-    stream.id = next_id++;
+    stream.id = self->cluster_->next_stream++;
     stream.link = self->cluster_->Connect(self->life_, node->life);
     stream.up = true;
     std::shared_ptr<Link> link = stream.link;

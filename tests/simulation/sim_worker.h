@@ -28,7 +28,7 @@ class SimWorker : public RoundActions, public std::enable_shared_from_this<SimWo
   struct Stream {
     std::shared_ptr<Link> link;
     SimNode* server = nullptr;
-    StreamId id = 0;
+    uint64_t id = 0;
     bool up = false;
   };
   struct Work {

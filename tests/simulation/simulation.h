@@ -17,7 +17,9 @@
 
 #include "common/layout.h"
 #include "common/protocol_rules.h"
+#include "sluice/v1/checkpoint.pb.h"
 #include "sluice/v1/scheduler.pb.h"
+#include "sluice/v1/state.pb.h"
 #include "tests/simulation/sim_world.h"
 
 namespace sluice {
@@ -86,6 +88,7 @@ class Cluster {
   LifeRef scheduler_life;
   std::vector<std::weak_ptr<Link>> links;
   bool finished = false;
+  uint64_t next_stream = 1;
 
   // The node now running under the name and incarnation, or null.
   SimNode* FindLive(const v1::NodeId& id);
