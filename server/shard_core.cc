@@ -37,6 +37,7 @@ void ShardCore::OnPlan(std::shared_ptr<const Layout> layout) {
   decided_.clear();
   if (layout_->plan().timeline() != old_timeline) {
     recorded_ = 0;
+    records_.clear();
     ordered_.clear();
     actions_->AbandonSnapshots();
   }
@@ -168,6 +169,7 @@ void ShardCore::OnSchedulerConnected() {
     shard.progress_sent = false;
     Progress(index);
   }
+  for (const v1::NodeMessage& record : records_) actions_->SendToScheduler(record);
 }
 
 void ShardCore::Progress(uint32_t index) {

@@ -177,6 +177,7 @@ class ShardCore {
   void TryRecord(uint64_t round);
   void Record(uint64_t round, const RoundTally& tally, const v1::Verdict* verdict);
   void Evaluated(uint64_t version, const RoundTally& tally);
+  void Tell(const v1::NodeMessage& record);
   v1::FenceReport MakeFenceReport() const;
   RoundTally* Tally(std::map<uint64_t, RoundTally>* tallies, uint64_t round);
 
@@ -197,6 +198,7 @@ class ShardCore {
   std::map<uint64_t, RoundTally> training_, evaluation_;
   std::map<uint64_t, v1::Verdict> decided_;
   uint64_t recorded_ = 0;  // rounds below it have a record (STREAM)
+  std::deque<v1::NodeMessage> records_;  // the newest round records: said again on every new session
 };
 
 }  // namespace sluice

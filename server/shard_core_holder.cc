@@ -6,6 +6,11 @@
 #include "server/shard_core.h"
 
 namespace sluice {
+namespace {
+
+constexpr size_t kKeptRecords = 512;  // what a scheduler that was down gets told when it is back
+
+}  // namespace
 
 RoundTally* ShardCore::Tally(std::map<uint64_t, RoundTally>* tallies, uint64_t round) {
   return &tallies->try_emplace(round, layout_, round).first->second;
@@ -127,7 +132,7 @@ void ShardCore::Record(uint64_t round, const RoundTally& tally, const v1::Verdic
     record->set_skipped(verdict->skip() && count > 0);
     for (uint32_t c : tally.nonfinite_contributors()) record->add_nonfinite_contributors(c);
   }
-  actions_->SendToScheduler(message);
+  Tell(message);
 }
 
 void ShardCore::Evaluated(uint64_t version, const RoundTally& tally) {
@@ -142,7 +147,13 @@ void ShardCore::Evaluated(uint64_t version, const RoundTally& tally) {
   record->set_count(count);
   record->set_loss(count > 0 ? tally.loss_sum() / count : 0);
   record->set_accuracy(count > 0 ? tally.correct() / count : 0);
-  actions_->SendToScheduler(message);
+  Tell(message);
+}
+
+void ShardCore::Tell(const v1::NodeMessage& record) {
+  records_.push_back(record);
+  if (records_.size() > kKeptRecords) records_.pop_front();
+  actions_->SendToScheduler(record);
 }
 
 std::string ShardCore::Describe() const {
