@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
+#include <system_error>
 
 #include "absl/strings/str_cat.h"
 #include "common/job_spec.h"
@@ -15,7 +17,33 @@ namespace sluice {
 
 // ------------------------------------------------------------------------------------------------- ChunkSource
 
-absl::StatusOr<std::shared_ptr<const ChunkSource>> ChunkSource::Open(const Layout& layout) {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool Within(const fs::path& path, const fs::path& root) {
+  return std::mismatch(root.begin(), root.end(), path.begin(), path.end()).first == root.end();
+}
+
+absl::StatusOr<std::string> ResolveInitPath(const std::string& path, const std::string& data_root,
+                                            const std::string& checkpoint_root) {
+  if (path.empty() || data_root.empty()) return path;
+  std::error_code error;
+  const fs::path root = fs::weakly_canonical(fs::absolute(data_root), error);
+  const fs::path full = fs::weakly_canonical(root / path, error);  // an absolute `path` replaces root here
+  if (error) return absl::InvalidArgumentError(absl::StrCat("init.path: ", path, ": ", error.message()));
+  const fs::path checkpoints = fs::weakly_canonical(fs::absolute(checkpoint_root), error);
+  if (Within(full, root) || (!checkpoint_root.empty() && Within(full, checkpoints))) return full.string();
+  return absl::PermissionDeniedError(absl::StrCat("init.path: ", path, " leads to ", full.string(),
+                                                  ", outside the data root ", root.string(),
+                                                  "; move the folder there or start the server with another "
+                                                  "--data_root"));
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<const ChunkSource>> ChunkSource::Open(const Layout& layout, const std::string& data_root,
+                                                                     const std::string& checkpoint_root) {
   auto source = std::make_shared<ChunkSource>();
   const v1::Plan& plan = layout.plan();
   source->slot_names_ = OptimizerSlots(plan.spec().optimizer());
@@ -24,7 +52,7 @@ absl::StatusOr<std::shared_ptr<const ChunkSource>> ChunkSource::Open(const Layou
     folder = plan.checkpoint().directory();
     source->resume_ = true;
   } else {
-    folder = plan.spec().init().path();
+    ASSIGN_OR_RETURN(folder, ResolveInitPath(plan.spec().init().path(), data_root, checkpoint_root));
   }
   if (folder.empty()) return source;
   if (source->resume_ || access((folder + "/manifest.json").c_str(), F_OK) == 0) {

@@ -32,9 +32,11 @@ struct PayloadContribution : Contribution {
 // Where first values come from: one reader for all chunks of a job.
 class ChunkSource {
  public:
-  // Opens the plan's checkpoint, or its spec.init folder, or nothing (initial values by Philox). Thread-safe
-  // afterwards.
-  static absl::StatusOr<std::shared_ptr<const ChunkSource>> Open(const Layout& layout);
+  // Opens the plan's checkpoint, or its spec.init folder, or nothing (initial values by Philox). A relative init path
+  // counts from data_root, an absolute one must lie under it or under checkpoint_root (PERMISSION_DENIED); an empty
+  // data_root: as it is. Thread-safe afterwards.
+  static absl::StatusOr<std::shared_ptr<const ChunkSource>> Open(const Layout& layout, const std::string& data_root,
+                                                                 const std::string& checkpoint_root);
 
   // Fills value and slots (zero unless the checkpoint has them) of the range.
   absl::Status Load(const Layout& layout, Range range, float* value, const std::vector<float*>& slots) const;

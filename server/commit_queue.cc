@@ -5,6 +5,11 @@
 #include "common/frame.h"
 
 namespace sluice {
+namespace {
+
+constexpr int kMaxHeaders = 2048;  // of a frame: keeps its control part far below kMaxFrameControl
+
+}  // namespace
 
 bool CommitQueue::Add(uint64_t chunk, uint64_t version, ChunkValue value) {
   absl::MutexLock lock(&mutex_);
@@ -28,7 +33,7 @@ void CommitQueue::Flush() {
   };
   for (auto& [key, value] : waiting_) {
     const size_t size = value.elements * sizeof(float);
-    if (bytes + size > kMaxFramePayload) send();
+    if (bytes + size > kMaxFramePayload || frame.header_size() == kMaxHeaders) send();
     v1::ChunkHeader* header = frame.add_header();
     header->set_chunk(key.second);
     header->set_generation(generation_);

@@ -23,6 +23,7 @@ ABSL_FLAG(std::string, port_file, "", "write the port here once the server is re
 ABSL_FLAG(std::string, scheduler, "127.0.0.1:7700", "HOST:PORT of the scheduler");
 ABSL_FLAG(std::string, checkpoint_root, "checkpoints",
           "folder of all checkpoints: one filesystem with the scheduler's");
+ABSL_FLAG(std::string, data_root, "", "folder under which init.path of specs is looked for; empty: paths as they are");
 ABSL_FLAG(uint64_t, memory_limit, 0, "bytes that jobs may take on this server; 0: not limited");
 ABSL_FLAG(int, lanes, 0, "threads that add and apply; 0: half the cores");
 ABSL_FLAG(std::string, name, "", "name that stays over restarts; default: drawn");
@@ -62,6 +63,7 @@ int Run() {
   options.address = (*server)->address();
   options.scheduler = absl::GetFlag(FLAGS_scheduler);
   options.checkpoint_root = absl::GetFlag(FLAGS_checkpoint_root);
+  options.data_root = absl::GetFlag(FLAGS_data_root);
   options.memory_limit = absl::GetFlag(FLAGS_memory_limit);
   options.lanes = absl::GetFlag(FLAGS_lanes) > 0
                       ? absl::GetFlag(FLAGS_lanes)

@@ -2,6 +2,7 @@
 
 #include <malloc.h>
 
+#include <algorithm>
 #include <set>
 #include <utility>
 
@@ -15,12 +16,20 @@
 #include "common/version.h"
 
 namespace sluice {
+namespace {
+
+constexpr absl::Duration kFirstLinkDelay = absl::Milliseconds(20), kLastLinkDelay = absl::Seconds(1);
+constexpr absl::Duration kAccuseAfter = absl::Seconds(1);
+
+}  // namespace
 
 // One shard's file of a checkpoint that is being written; pieces come from several lanes.
 struct ServerJob::Snapshot {
   uint32_t shard = 0;
   uint64_t timeline = 0, version = 0;
   absl::Mutex mutex;
+  std::string path ABSL_GUARDED_BY(mutex);
+  std::vector<ShardFileWriter::Piece> pieces ABSL_GUARDED_BY(mutex);
   std::unique_ptr<ShardFileWriter> writer ABSL_GUARDED_BY(mutex);
   absl::Status status ABSL_GUARDED_BY(mutex);
   uint64_t left ABSL_GUARDED_BY(mutex) = 0;  // chunks
@@ -38,10 +47,12 @@ class ServerJob::HolderLink : public StreamHandler {
   void OnMessage(grpc::ByteBuffer buffer) override {
     v1::ShardMessage message;
     std::shared_ptr<ServerJob> job = job_.lock();
-    if (job != nullptr && DecodeMessage(buffer, &message)) job->OnShardMessage(message, holder_.node());
+    if (job == nullptr || !DecodeMessage(buffer, &message)) return;
+    job->OnHolderLinkAlive(this);
+    job->OnShardMessage(message, holder_.node());
   }
-  void OnClosed(const absl::Status&) override {
-    if (std::shared_ptr<ServerJob> job = job_.lock()) job->OnHolderLinkClosed(this);
+  void OnClosed(const absl::Status& status) override {
+    if (std::shared_ptr<ServerJob> job = job_.lock()) job->OnHolderLinkClosed(this, status);
   }
 
  private:
@@ -57,20 +68,31 @@ ServerJob::~ServerJob() = default;
 // ---------------------------------------------------------------------------------------------------- scheduler
 
 void ServerJob::OnPlan(std::shared_ptr<const Layout> layout) {
+  bool fresh;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (ended_ || !core_.Accepts(*layout)) return;
+    const std::shared_ptr<const Layout> old = core_.layout();
+    fresh = old == nullptr || old->plan().timeline() != layout->plan().timeline();
+  }
+  // Plans come one at a time; reading files must not hold up streams and lanes.
+  absl::StatusOr<std::shared_ptr<const ChunkSource>> source = nullptr;
+  if (fresh) source = ChunkSource::Open(*layout, options_.data_root, options_.checkpoint_root);
   absl::MutexLock lock(&mutex_);
-  if (ended_ || layout->generation() <= core_.generation()) return;
-  const std::shared_ptr<const Layout> old = core_.layout();
-  const bool fresh = old == nullptr || old->plan().timeline() != layout->plan().timeline();
-  if (fresh || store_ == nullptr) {
+  if (ended_ || !core_.Accepts(*layout)) return;  // ended or fenced meanwhile
+  if (fresh) {
     // A new timeline loads everything anew.
     store_ = std::make_shared<ChunkStore>(layout);
-    absl::StatusOr<std::shared_ptr<const ChunkSource>> source = ChunkSource::Open(*layout);
     source_ = source.ok() ? *source : nullptr;
     if (!source.ok()) Problem(source.status(), layout->generation());
   }
+  core_.SetTime(options_.clock->Now());
   core_.OnPlan(std::move(layout));
+  for (auto& [id, stream] : streams_) SendAck(&stream);  // what was parked
+  link_delay_ = absl::ZeroDuration();
   OpenHolderLink();
   version_changed_.SignalAll();
+  plan_changed_.SignalAll();
 }
 
 void ServerJob::OnFence(uint64_t generation) {
@@ -103,6 +125,7 @@ void ServerJob::End() {
   store_ = nullptr;
   source_ = nullptr;
   version_changed_.SignalAll();
+  plan_changed_.SignalAll();
   options_.background->Post(0, [] { malloc_trim(0); });
 }
 
@@ -133,6 +156,7 @@ absl::Status ServerJob::AddStream(StreamId id, std::shared_ptr<ByteStream> strea
 absl::Status ServerJob::OnFrame(StreamId id, ParsedFrame frame) {
   absl::MutexLock lock(&mutex_);
   if (!streams_.contains(id)) return absl::CancelledError("the stream has been closed");
+  core_.SetTime(options_.clock->Now());
   if (frame.control.has_report()) RETURN_IF_ERROR(core_.OnReport(id, frame.control.report()));
   if (frame.control.has_subscribe()) RETURN_IF_ERROR(core_.OnSubscribe(id, frame.control.subscribe()));
   uint64_t offset = 0;
@@ -152,13 +176,15 @@ absl::Status ServerJob::OnFrame(StreamId id, ParsedFrame frame) {
   if (offset != frame.payload.size()) {
     return absl::InvalidArgumentError(absl::StrCat(frame.payload.size(), " payload bytes, headers name ", offset));
   }
-  auto it = streams_.find(id);
-  if (it != streams_.end() && std::exchange(it->second.ack_due, false)) {
-    v1::ChunkFrame ack;
-    ack.mutable_ack()->set_bytes(it->second.taken);
-    it->second.stream->Write(EncodeFrame(ack, {}));
-  }
+  if (auto it = streams_.find(id); it != streams_.end()) SendAck(&it->second);
   return absl::OkStatus();
+}
+
+void ServerJob::SendAck(WorkerStream* stream) {
+  if (!std::exchange(stream->ack_due, false)) return;
+  v1::ChunkFrame ack;
+  ack.mutable_ack()->set_bytes(stream->taken);
+  stream->stream->Write(EncodeFrame(ack, {}));
 }
 
 void ServerJob::RemoveStream(StreamId id) {
@@ -169,6 +195,7 @@ void ServerJob::RemoveStream(StreamId id) {
 
 void ServerJob::AddPeer(const v1::NodeId& node, std::shared_ptr<ByteStream> stream) {
   absl::MutexLock lock(&mutex_);
+  if (ended_) return stream->Close(absl::OkStatus());
   peers_[{node.name(), node.incarnation()}] = std::move(stream);
 }
 
@@ -181,6 +208,7 @@ void ServerJob::RemovePeer(const v1::NodeId& node, const ByteStream* stream) {
 void ServerJob::OnShardMessage(const v1::ShardMessage& message, const v1::NodeId& from) {
   absl::MutexLock lock(&mutex_);
   if (ended_) return;
+  core_.SetTime(options_.clock->Now());
   if (message.has_norm()) {
     absl::Status status = core_.OnNorm(message.norm(), from);
     if (!status.ok()) LOG_WARN("job {}: norm from {}: {}", options_.job_id, from.name(), status.ToString());
@@ -189,7 +217,7 @@ void ServerJob::OnShardMessage(const v1::ShardMessage& message, const v1::NodeId
 }
 
 void ServerJob::OpenHolderLink() {
-  if (core_.layout() == nullptr || core_.is_holder() || core_.layout()->plan().discipline() != v1::Plan::VERDICT) {
+  if (core_.layout() == nullptr || core_.is_holder()) {
     if (holder_link_ != nullptr && holder_link_->stream != nullptr) holder_link_->stream->Close(absl::OkStatus());
     holder_link_ = nullptr;
     return;
@@ -207,18 +235,43 @@ void ServerJob::OpenHolderLink() {
   core_.OnHolderConnected();
 }
 
-void ServerJob::OnHolderLinkClosed(const HolderLink* link) {
+void ServerJob::OnHolderLinkClosed(const HolderLink* link, const absl::Status& status) {
   absl::MutexLock lock(&mutex_);
   if (ended_ || holder_link_.get() != link) return;
+  const absl::Time now = options_.clock->Now();
+  if (link_failing_since_ == absl::InfiniteFuture()) {
+    link_failing_since_ = now;
+  } else if (now - link_failing_since_ >= kAccuseAfter) {
+    link_failing_since_ = now;
+    v1::NodeMessage message;
+    v1::PeerAccusation* accusation = message.mutable_accusation();
+    accusation->set_job_id(options_.job_id);
+    accusation->set_generation(core_.generation());
+    *accusation->mutable_peer() = link->holder().node();
+    accusation->set_message(absl::StrCat("server ", options_.self.name(), " cannot reach the verdict holder at ",
+                                         link->holder().address(), ": ", status.ToString()));
+    options_.to_scheduler(message);
+  }
   holder_link_ = nullptr;
+  link_delay_ = std::clamp(link_delay_ * 2, kFirstLinkDelay, kLastLinkDelay);
   // The holder may be dead: then a new generation names another one, and this ends.
-  options_.background->Post(0, [weak = weak_from_this(), backoff = absl::Milliseconds(20)] {
-    if (std::shared_ptr<ServerJob> job = weak.lock()) {
-      absl::MutexLock lock(&job->mutex_);
-      job->version_changed_.WaitWithTimeout(&job->mutex_, backoff);  // a plan or the end cuts it short
-      if (!job->ended_) job->OpenHolderLink();
+  options_.background->Post(1, [weak = weak_from_this()] {
+    std::shared_ptr<ServerJob> job = weak.lock();
+    if (job == nullptr) return;
+    absl::MutexLock lock(&job->mutex_);
+    const absl::Time until = absl::Now() + job->link_delay_;
+    // A plan or the end cuts it short.
+    while (!job->ended_ && job->holder_link_ == nullptr && !job->plan_changed_.WaitWithDeadline(&job->mutex_, until)) {
     }
+    if (!job->ended_) job->OpenHolderLink();
   });
+}
+
+void ServerJob::OnHolderLinkAlive(const HolderLink* link) {
+  absl::MutexLock lock(&mutex_);
+  if (holder_link_.get() != link) return;
+  link_delay_ = absl::ZeroDuration();
+  link_failing_since_ = absl::InfiniteFuture();
 }
 
 // -------------------------------------------------------------------------------------------------- ShardActions
@@ -265,6 +318,7 @@ void ServerJob::FinishSum(uint64_t chunk, uint64_t generation, uint64_t round) {
                                contributors = core_.layout()->contributors()] {
     SumResult result = store->Finish(chunk, contributors);
     absl::MutexLock lock(&self->mutex_);
+    self->core_.SetTime(self->options_.clock->Now());
     if (!self->ended_) self->core_.OnSum(chunk, generation, round, result);
   });
 }
@@ -316,20 +370,20 @@ void ServerJob::Snapshot(uint32_t shard, uint64_t chunk, uint64_t timeline, uint
                      spec.checkpoint().directory().empty() ? options_.job_id : spec.checkpoint().directory());
     absl::MutexLock lock(&snapshot->mutex);
     snapshot->left = layout.table().chunks_of(shard);
-    auto writer = ShardFileWriter::Create(absl::StrCat(base, "/", StagingFolderName(timeline, version), "/",
-                                                       ShardFileName(shard, layout.table().shards())),
-                                          std::move(pieces));
-    if (writer.ok()) {
-      snapshot->writer = *std::move(writer);
-    } else {
-      snapshot->status = writer.status();
-    }
+    snapshot->path = absl::StrCat(base, "/", StagingFolderName(timeline, version), "/",
+                                  ShardFileName(shard, layout.table().shards()));
+    snapshot->pieces = std::move(pieces);
   }
   if (!snapshot->posted.insert(chunk).second) return;
   options_.lanes->Post(chunk, [self = shared_from_this(), store = store_, snapshot, chunk] {
     bool last;
     {
       absl::MutexLock lock(&snapshot->mutex);
+      if (snapshot->writer == nullptr && snapshot->status.ok()) {  // the first chunk of the shard
+        auto writer = ShardFileWriter::Create(snapshot->path, std::move(snapshot->pieces));
+        snapshot->status = writer.status();
+        if (writer.ok()) snapshot->writer = *std::move(writer);
+      }
       if (snapshot->status.ok()) snapshot->status = store->Save(chunk, snapshot->writer.get());
       last = --snapshot->left == 0;
     }
@@ -440,7 +494,8 @@ std::vector<uint64_t> ServerJob::Chunks() const {
 
 absl::StatusOr<std::pair<uint64_t, ChunkValue>> ServerJob::GetChunk(uint64_t chunk, std::optional<uint64_t> version,
                                                                     absl::Time deadline) {
-  std::shared_ptr<ChunkStore> store;
+  absl::StatusOr<ChunkValue> value = absl::UnknownError("");
+  absl::Notification done;
   uint64_t at;
   {
     absl::MutexLock lock(&mutex_);
@@ -453,14 +508,16 @@ absl::StatusOr<std::pair<uint64_t, ChunkValue>> ServerJob::GetChunk(uint64_t chu
       }
     }
     at = version.value_or(core_.version(chunk));
-    store = store_;
+    if (at + 1 < core_.version(chunk) || (at < core_.version(chunk) && !core_.has_previous(chunk))) {
+      return absl::OutOfRangeError(absl::StrCat("job ", options_.job_id, ": chunk ", chunk, " version ", at,
+                                                " is gone; now ", core_.version(chunk)));
+    }
+    // Posted under the lock: at its turn the lane has just what the core speaks of here.
+    options_.lanes->Post(chunk, [store = store_, chunk, at, &value, &done] {
+      value = store->Get(chunk, at);
+      done.Notify();
+    });
   }
-  absl::StatusOr<ChunkValue> value = absl::UnknownError("");
-  absl::Notification done;
-  options_.lanes->Post(chunk, [&] {
-    value = store->Get(chunk, at);
-    done.Notify();
-  });
   done.WaitForNotification();
   if (!value.ok()) return value.status();
   return std::make_pair(at, *std::move(value));

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/synchronization/mutex.h"
+#include "common/clock.h"
 #include "common/protocol_rules.h"
 #include "common/transport.h"
 #include "server/chunk_store.h"
@@ -25,10 +26,12 @@ struct ServerJobOptions {
   std::string job_id;
   v1::NodeId self;
   std::string checkpoint_root;
+  std::string data_root;  // spec.init.path is resolved under it; empty: as it is
   ProtocolRules rules;
   Lanes* lanes = nullptr;
-  Lanes* background = nullptr;  // one lane: reopening, finishing snapshots
+  Lanes* background = nullptr;  // lane 0: finishing snapshots, lane 1: reopening links
   Transport* transport = nullptr;
+  Clock* clock = nullptr;
   std::function<void(const v1::NodeMessage&)> to_scheduler;
 };
 
@@ -59,7 +62,8 @@ class ServerJob : public std::enable_shared_from_this<ServerJob>, private ShardA
   // ---- pull and plan for stock clients
   std::shared_ptr<const Layout> layout() const;
   uint64_t generation() const;
-  // Version of one chunk, or NOT_FOUND; the value is fetched on its lane. Blocks. Without a version: the newest.
+  // Version of one chunk that this server holds; the value is fetched on its lane. Waits for a version to come.
+  // Without a version: the newest. NOT_FOUND the job has ended, OUT_OF_RANGE a version that is gone, DEADLINE_EXCEEDED.
   absl::StatusOr<std::pair<uint64_t, ChunkValue>> GetChunk(uint64_t chunk, std::optional<uint64_t> version,
                                                            absl::Time deadline);
   std::vector<uint64_t> Chunks() const;
@@ -69,6 +73,12 @@ class ServerJob : public std::enable_shared_from_this<ServerJob>, private ShardA
  private:
   struct Snapshot;
   class HolderLink;
+  struct WorkerStream {
+    std::shared_ptr<ByteStream> stream;
+    std::shared_ptr<CommitQueue> queue;
+    uint64_t taken = 0;  // payload bytes
+    bool ack_due = false;
+  };
 
   // ShardActions; all called inside core_'s events, with mutex_ held.
   void LoadChunk(const std::shared_ptr<const Layout>& layout, uint64_t chunk, uint64_t version) override;
@@ -89,7 +99,9 @@ class ServerJob : public std::enable_shared_from_this<ServerJob>, private ShardA
 
   void Problem(const absl::Status& status, uint64_t generation);
   void OpenHolderLink() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void OnHolderLinkClosed(const HolderLink* link);
+  static void SendAck(WorkerStream* stream);
+  void OnHolderLinkClosed(const HolderLink* link, const absl::Status& status);
+  void OnHolderLinkAlive(const HolderLink* link);
   void FinishSnapshot(std::shared_ptr<struct Snapshot> snapshot);
 
   const ServerJobOptions options_;
@@ -100,18 +112,15 @@ class ServerJob : public std::enable_shared_from_this<ServerJob>, private ShardA
   std::shared_ptr<ChunkStore> store_ ABSL_GUARDED_BY(mutex_);  // made with the first plan of a timeline's layout
   std::shared_ptr<const ChunkSource> source_ ABSL_GUARDED_BY(mutex_);
   absl::Status source_status_ ABSL_GUARDED_BY(mutex_);
-  struct WorkerStream {
-    std::shared_ptr<ByteStream> stream;
-    std::shared_ptr<CommitQueue> queue;
-    uint64_t taken = 0;  // payload bytes
-    bool ack_due = false;
-  };
   std::map<StreamId, WorkerStream> streams_ ABSL_GUARDED_BY(mutex_);
   std::map<std::pair<std::string, uint64_t>, std::shared_ptr<ByteStream>> peers_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<HolderLink> holder_link_ ABSL_GUARDED_BY(mutex_);
+  absl::Duration link_delay_ ABSL_GUARDED_BY(mutex_) = absl::ZeroDuration();  // before the next opening
+  absl::Time link_failing_since_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();
   std::map<std::pair<uint32_t, uint64_t>, std::shared_ptr<struct Snapshot>> snapshots_ ABSL_GUARDED_BY(mutex_);
   std::vector<v1::NodeMessage> snapshots_done_ ABSL_GUARDED_BY(mutex_);  // said again on every new session
   absl::CondVar version_changed_;
+  absl::CondVar plan_changed_;  // or the end
 };
 
 }  // namespace sluice

@@ -19,6 +19,11 @@ absl::Status CheckVersion(uint32_t version) {
       absl::StrCat("protocol version ", version, " meets ", kProtocolVersion, "; run one build on all nodes"));
 }
 
+absl::Status TooManyJobs(const std::string& job_id) {
+  return absl::ResourceExhaustedError(absl::StrCat("job ", job_id, " is not here, and ", kMaxPlanlessJobs,
+                                                   " others without a plan are waited for already"));
+}
+
 }  // namespace
 
 // A worker's end. Frames of one stream come one at a time.
@@ -31,7 +36,13 @@ class ServerNode::WorkerStream : public StreamHandler {
     absl::Status status = Handle(std::move(buffer));
     if (status.ok() || closed_) return;
     closed_ = true;
-    LOG_WARN("stream of {} ({}), job {}: {}", who_, peer_, job_ == nullptr ? "?" : "known", status.ToString());
+    if (absl::IsCancelled(status)) return;  // closed by the job: a new generation, or its end
+    // A stream of an older generation is part of every transition; anything else is somebody's fault.
+    if (absl::IsAborted(status)) {
+      LOG_INFO("stream of {} ({}), job {}: {}", who_, peer_, job_id_, status.ToString());
+    } else {
+      LOG_WARN("stream of {} ({}), job {}: {}", who_, peer_, job_id_, status.ToString());
+    }
     v1::ChunkFrame refusal;
     refusal.mutable_refusal()->set_code(static_cast<int>(status.code()));
     refusal.mutable_refusal()->set_message(std::string(status.message()));
@@ -55,8 +66,9 @@ class ServerNode::WorkerStream : public StreamHandler {
       const v1::StreamHello& hello = frame.control.hello();
       RETURN_IF_ERROR(CheckVersion(hello.protocol_version()));
       who_ = absl::StrCat(hello.node().name(), " contributor ", hello.contributor());
-      std::shared_ptr<ServerJob> job = node_->FindOrMakeJob(hello.job_id());
-      if (job == nullptr) return absl::NotFoundError(absl::StrCat("job ", hello.job_id(), " is not here"));
+      job_id_ = hello.job_id();
+      std::shared_ptr<ServerJob> job = node_->FindOrMakeJob(job_id_, /*by_scheduler=*/false);
+      if (job == nullptr) return TooManyJobs(job_id_);
       RETURN_IF_ERROR(job->AddStream(id_, stream_, hello));
       job_ = std::move(job);
     }
@@ -67,7 +79,7 @@ class ServerNode::WorkerStream : public StreamHandler {
   const StreamId id_;
   const std::shared_ptr<ByteStream> stream_;
   const std::string peer_;
-  std::string who_ = "unknown";
+  std::string who_ = "unknown", job_id_ = "unknown";
   std::shared_ptr<ServerJob> job_;
   bool closed_ = false;
 };
@@ -86,10 +98,11 @@ class ServerNode::PeerStream : public StreamHandler {
       if (!message.has_hello()) return stream_->Close(absl::InvalidArgumentError("the first message must be hello"));
       if (absl::Status status = CheckVersion(message.hello().protocol_version()); !status.ok())
         return stream_->Close(status);
-      job_ = node_->FindOrMakeJob(message.hello().job_id());
-      if (job_ == nullptr) return stream_->Close(absl::NotFoundError("no such job here"));
+      job_ = node_->FindOrMakeJob(message.hello().job_id(), /*by_scheduler=*/false);
+      if (job_ == nullptr) return stream_->Close(TooManyJobs(message.hello().job_id()));
       peer_ = message.hello().node();
       job_->AddPeer(peer_, stream_);
+      stream_->Write(EncodeMessage(v1::ShardMessage()));  // a sign of life
       return;
     }
     job_->OnShardMessage(message, peer_);
@@ -109,17 +122,24 @@ class ServerNode::PeerStream : public StreamHandler {
 
 std::unique_ptr<ServerNode> ServerNode::Start(const ServerOptions& options) {
   std::unique_ptr<ServerNode> node(new ServerNode(options));
+  // Answers to what comes at once wait until there is a session to send them on.
+  absl::MutexLock lock(&node->session_mutex_);
   node->session_owner_ =
       Session::Start(options.transport, options.scheduler,
                      {.make_register = [n = node.get()] { return n->MakeRegister(); },
                       .on_message = [n = node.get()](const v1::SchedulerMessage& message) { n->OnMessage(message); },
                       .on_refused = options.on_refused});
-  absl::MutexLock lock(&node->session_mutex_);
   node->session_ = node->session_owner_.get();
   return node;
 }
 
-ServerNode::ServerNode(const ServerOptions& options) : options_(options), lanes_(options.lanes), background_(1) {}
+ServerNode::ServerNode(const ServerOptions& options)
+    : options_(WithClock(options)), lanes_(options.lanes), background_(2) {}
+
+ServerOptions ServerNode::WithClock(ServerOptions options) {
+  if (options.clock == nullptr) options.clock = &real_clock_;
+  return options;
+}
 
 ServerNode::~ServerNode() {
   {
@@ -159,9 +179,11 @@ v1::Register ServerNode::MakeRegister() const {
   r.set_memory_limit(options_.memory_limit);
   absl::MutexLock lock(&mutex_);
   for (const auto& [id, job] : jobs_) {
+    const uint64_t generation = job->generation();
+    if (generation == 0) continue;  // waits for its plan
     v1::JobGeneration* g = r.add_jobs();
     g->set_job_id(id);
-    g->set_generation(job->generation());
+    g->set_generation(generation);
   }
   return r;
 }
@@ -181,7 +203,7 @@ void ServerNode::OnMessage(const v1::SchedulerMessage& message) {
       OnPlan(message.plan());
       break;
     case v1::SchedulerMessage::kFence:
-      if (auto job = FindJob(message.fence().job_id())) job->OnFence(message.fence().generation());
+      FindOrMakeJob(message.fence().job_id(), /*by_scheduler=*/true)->OnFence(message.fence().generation());
       break;
     case v1::SchedulerMessage::kCheckpoint:
       if (auto job = FindJob(message.checkpoint().job_id())) job->OnCheckpointOrder(message.checkpoint());
@@ -236,7 +258,7 @@ void ServerNode::OnPlan(const v1::Plan& plan) {
   }
   LOG_INFO("job {} generation {} timeline {} start {}: {} of {} elements here", plan.job_id(), plan.generation(),
            plan.timeline(), plan.start(), elements, (*layout)->space().size());
-  if (auto job = FindOrMakeJob(plan.job_id())) job->OnPlan(*std::move(layout));
+  FindOrMakeJob(plan.job_id(), /*by_scheduler=*/true)->OnPlan(*std::move(layout));
 }
 
 std::shared_ptr<ServerJob> ServerNode::FindJob(const std::string& job_id) const {
@@ -245,7 +267,7 @@ std::shared_ptr<ServerJob> ServerNode::FindJob(const std::string& job_id) const 
   return it == jobs_.end() ? nullptr : it->second;
 }
 
-std::shared_ptr<ServerJob> ServerNode::FindOrMakeJob(const std::string& job_id) {
+std::shared_ptr<ServerJob> ServerNode::FindOrMakeJob(const std::string& job_id, bool by_scheduler) {
   absl::MutexLock lock(&mutex_);
   auto it = jobs_.find(job_id);
   if (it != jobs_.end()) return it->second;
@@ -259,15 +281,17 @@ std::shared_ptr<ServerJob> ServerNode::FindOrMakeJob(const std::string& job_id) 
       ++i;
     }
   }
-  if (planless >= kMaxPlanlessJobs) return nullptr;
+  if (planless >= kMaxPlanlessJobs && !by_scheduler) return nullptr;
   auto job = std::make_shared<ServerJob>(ServerJobOptions{
       .job_id = job_id,
       .self = options_.node,
       .checkpoint_root = options_.checkpoint_root,
+      .data_root = options_.data_root,
       .rules = options_.rules,
       .lanes = &lanes_,
       .background = &background_,
       .transport = options_.transport,
+      .clock = options_.clock,
       .to_scheduler = [this](const v1::NodeMessage& message) { Send(message); },
   });
   jobs_[job_id] = job;

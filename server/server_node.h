@@ -15,6 +15,7 @@
 
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
+#include "common/clock.h"
 #include "common/protocol_rules.h"
 #include "common/session.h"
 #include "common/transport.h"
@@ -29,10 +30,12 @@ struct ServerOptions {
   std::string address;          // advertised HOST:PORT
   std::string scheduler;        // HOST:PORT
   std::string checkpoint_root;  // one filesystem with the scheduler's
+  std::string data_root;        // spec.init.path is resolved under it; empty: as it is
   uint64_t memory_limit = 0;    // bytes for all jobs; 0: not limited
   int lanes = 1;
   ProtocolRules rules;
   Transport* transport = nullptr;  // outlives the node
+  Clock* clock = nullptr;          // outlives the node; null: the real one
   // The scheduler will not have this node. Called on a session thread; must not destroy the node.
   std::function<void(const absl::Status&)> on_refused;
 };
@@ -60,12 +63,15 @@ class ServerNode {
   class PeerStream;
 
   explicit ServerNode(const ServerOptions& options);
+  ServerOptions WithClock(ServerOptions options);
   v1::Register MakeRegister() const;
   void OnMessage(const v1::SchedulerMessage& message);
   void OnPlan(const v1::Plan& plan);
-  std::shared_ptr<ServerJob> FindOrMakeJob(const std::string& job_id);
+  // Null where a worker's word (not the scheduler's) asks for one more job that no plan has spoken of than are allowed.
+  std::shared_ptr<ServerJob> FindOrMakeJob(const std::string& job_id, bool by_scheduler);
   void Send(const v1::NodeMessage& message);
 
+  RealClock real_clock_;
   const ServerOptions options_;
   Lanes lanes_, background_;
   std::atomic<StreamId> next_stream_{1};

@@ -28,8 +28,14 @@ grpc::Status ParameterServiceImpl::Pull(grpc::ServerContext* context, const v1::
   ServerNode* node = node_.load();
   std::shared_ptr<ServerJob> job = node == nullptr ? nullptr : node->FindJob(request->job_id());
   if (job == nullptr) return {grpc::StatusCode::NOT_FOUND, "job " + request->job_id() + " is not on this server"};
+  if (job->layout() == nullptr) {
+    return {grpc::StatusCode::UNAVAILABLE, "job " + request->job_id() + ": its plan is not here yet"};
+  }
   std::vector<uint64_t> chunks = job->Chunks();
-  const uint64_t end = request->chunks() == 0 ? UINT64_MAX : request->first_chunk() + request->chunks();
+  uint64_t end = UINT64_MAX;
+  if (request->chunks() != 0 && request->chunks() <= UINT64_MAX - request->first_chunk()) {
+    end = request->first_chunk() + request->chunks();
+  }
   std::erase_if(chunks, [&](uint64_t c) { return c < request->first_chunk() || c >= end; });
   if (chunks.empty()) return {grpc::StatusCode::OUT_OF_RANGE, "none of these chunks is on this server"};
   std::optional<uint64_t> version;

@@ -1,6 +1,8 @@
 #include "server/shard_core.h"
 
 #include <algorithm>
+#include <cmath>
+#include <numeric>
 
 #include "absl/strings/str_cat.h"
 #include "common/log.h"
@@ -9,7 +11,13 @@
 namespace sluice {
 namespace {
 
-constexpr size_t kMaxParkedMessages = 4096;  // a stream; a worker pushes nothing before it has received parameters
+// Of a stream whose plan is not here yet; a worker pushes nothing before it has received parameters.
+constexpr size_t kMaxParkedMessages = 4096;
+constexpr uint64_t kMaxParkedBytes = 16 << 20;
+constexpr size_t kMaxFaultsTold = 64;
+
+// In order of contributors, whatever the order of arrival.
+double Sum(const std::vector<double>& counts) { return std::accumulate(counts.begin(), counts.end(), 0.0); }
 
 }  // namespace
 
@@ -18,8 +26,12 @@ ShardCore::ShardCore(std::string job_id, v1::NodeId self, const ProtocolRules& r
 
 // ---------------------------------------------------------------------------------------------------- scheduler
 
+bool ShardCore::Accepts(const Layout& layout) const {
+  return layout.generation() > generation() && (!rules_.fencing || layout.generation() >= fence_);
+}
+
 void ShardCore::OnPlan(std::shared_ptr<const Layout> layout) {
-  if (layout->generation() <= generation() || (rules_.fencing && layout->generation() < fence_)) return;
+  if (!Accepts(*layout)) return;
   const uint64_t old_timeline = layout_ ? layout_->plan().timeline() : 0;
   layout_ = std::move(layout);
   // Streams of older generations end; workers open new ones.
@@ -35,6 +47,10 @@ void ShardCore::OnPlan(std::shared_ptr<const Layout> layout) {
   training_.clear();
   evaluation_.clear();
   decided_.clear();
+  stream_sums_.clear();
+  stream_faults_.clear();
+  faults_told_.clear();
+  recorded_at_ = absl::InfinitePast();
   if (layout_->plan().timeline() != old_timeline) {
     recorded_ = 0;
     records_.clear();
@@ -45,6 +61,11 @@ void ShardCore::OnPlan(std::shared_ptr<const Layout> layout) {
     decided_[layout_->plan().verdict().round()] = layout_->plan().verdict();
   }
   MakeShards(old_timeline);
+  if (is_holder() && layout_->plan().discipline() == v1::Plan::STREAM) {
+    // Chunks that are past the open round give no sum for it any more.
+    for (uint64_t chunk : shards_.at(0).chunks)
+      stream_sums_[layout_->plan().start()] += chunks_.at(chunk).version > layout_->plan().start();
+  }
   for (auto& [index, shard] : shards_) Progress(index);
 
   std::vector<StreamId> parked;
@@ -72,7 +93,8 @@ void ShardCore::MakeShards(uint64_t old_timeline) {
       if (SameNode(m.node(), self_)) since = m.since();
     }
     auto held = shards_.find(s);
-    const bool keep = since != 0 && held != shards_.end() && held->second.since == since;
+    const bool keep =
+        since != 0 && held != shards_.end() && held->second.since == since && plan.timeline() == old_timeline;
     if (!keep && held != shards_.end()) {
       for (uint64_t chunk : held->second.chunks) {
         actions_->DropChunk(chunk);
@@ -107,7 +129,7 @@ void ShardCore::MakeShards(uint64_t old_timeline) {
 void ShardCore::ForgetRound(Chunk* chunk, uint32_t contributors) {
   chunk->held.assign(contributors, false);
   chunk->held_count = 0;
-  chunk->count = 0;
+  chunk->counts.assign(contributors, 0);
   chunk->sum_posted = false;
   chunk->sum.reset();
 }
@@ -126,6 +148,7 @@ v1::FenceReport ShardCore::MakeFenceReport() const {
   report.set_job_id(job_id_);
   report.set_plan_generation(generation());
   for (const auto& [index, shard] : shards_) {
+    if (shard.chunks.empty()) continue;  // has no version
     v1::ShardReport* r = report.add_shards();
     r->set_shard(index);
     r->set_synced(true);
@@ -134,7 +157,6 @@ v1::FenceReport ShardCore::MakeFenceReport() const {
       low = std::min(low, chunks_.at(chunk).version);
       high = std::max(high, chunks_.at(chunk).version);
     }
-    if (shard.chunks.empty()) low = high = 0;
     r->set_min_version(low);
     r->set_max_version(high);
     // A verdict is a fact once a copy applied under it; one that is merely known may stand as well.
@@ -149,6 +171,10 @@ void ShardCore::OnCheckpointOrder(const v1::CheckpointOrder& order) {
   bool passed = false;
   for (const auto& [index, chunk] : chunks_) passed |= chunk.version >= order.version();
   if (!passed) {
+    // The chunks of a shard are at most one version apart: what all have passed will not come again.
+    uint64_t low = UINT64_MAX;
+    for (const auto& [index, chunk] : chunks_) low = std::min(low, chunk.version);
+    ordered_.erase(ordered_.begin(), ordered_.upper_bound(low));
     ordered_.insert(order.version());
     return;
   }
@@ -165,11 +191,11 @@ void ShardCore::OnCheckpointOrder(const v1::CheckpointOrder& order) {
 }
 
 void ShardCore::OnSchedulerConnected() {
+  for (const v1::NodeMessage& record : records_) actions_->SendToScheduler(record);
   for (auto& [index, shard] : shards_) {
     shard.progress_sent = false;
     Progress(index);
   }
-  for (const v1::NodeMessage& record : records_) actions_->SendToScheduler(record);
 }
 
 void ShardCore::Progress(uint32_t index) {
@@ -190,11 +216,23 @@ void ShardCore::Progress(uint32_t index) {
 
 // ------------------------------------------------------------------------------------------------------ workers
 
-absl::Status ShardCore::OnHello(StreamId stream, const v1::StreamHello& hello) {
-  if (layout_ && hello.generation() == generation() && hello.contributor() >= layout_->contributors()) {
-    return absl::InvalidArgumentError(
+absl::Status ShardCore::CheckHello(const v1::StreamHello& hello) const {
+  if (hello.contributor() >= layout_->contributors()) {
+    return absl::OutOfRangeError(
         absl::StrCat("contributor ", hello.contributor(), " of ", layout_->contributors(), " in job ", job_id_));
   }
+  const v1::NodeId& owner = layout_->plan().ranks(static_cast<int>(hello.contributor())).node();
+  if (hello.has_node() && !SameNode(hello.node(), owner)) {
+    return absl::PermissionDeniedError(absl::StrCat(
+        "job ", job_id_, " generation ", generation(), ": rank ", hello.contributor(), " belongs to ", owner.name(),
+        " (life ", owner.incarnation(), "), not to ", hello.node().name(), " (life ", hello.node().incarnation(), ")"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ShardCore::OnHello(StreamId stream, const v1::StreamHello& hello) {
+  if (hello.generation() == 0) return absl::InvalidArgumentError("hello of generation 0; they count from 1");
+  if (layout_ && hello.generation() == generation()) RETURN_IF_ERROR(CheckHello(hello));
   const uint64_t newest = rules_.fencing ? std::max(fence_, generation()) : generation();
   if (hello.generation() < newest && rules_.fencing) {
     return absl::AbortedError(
@@ -219,10 +257,8 @@ absl::StatusOr<ShardCore::Stream*> ShardCore::Admit(StreamId stream, uint64_t me
 absl::Status ShardCore::Replay(StreamId id) {
   Stream& stream = streams_.at(id);
   stream.parked = false;
-  if (stream.hello.contributor() >= layout_->contributors()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("contributor ", stream.hello.contributor(), " of ", layout_->contributors()));
-  }
+  stream.waiting_bytes = 0;
+  RETURN_IF_ERROR(CheckHello(stream.hello));
   std::deque<StreamMessage> waiting;
   waiting.swap(stream.waiting);
   for (StreamMessage& message : waiting) {
@@ -242,28 +278,61 @@ absl::Status ShardCore::Replay(StreamId id) {
 absl::Status ShardCore::OnPush(StreamId id, const v1::ChunkHeader& header, ContributionRef value,
                                uint64_t payload_bytes) {
   ASSIGN_OR_RETURN(Stream * stream, Admit(id, header.generation()));
-  if (stream->parked) {
-    if (stream->waiting.size() >= kMaxParkedMessages) {
-      return absl::ResourceExhaustedError("too many messages before the plan of their generation");
-    }
-    stream->waiting.push_back(PushMessage{header, std::move(value), payload_bytes});
-    return absl::OkStatus();
-  }
+  if (stream->parked) return Park(stream, PushMessage{header, std::move(value), payload_bytes}, payload_bytes);
   if (Fenced()) return absl::OkStatus();  // nothing older than the fence is processed
+  RETURN_IF_ERROR(CheckPush(*stream, header, payload_bytes));
+  actions_->Acknowledge(id, payload_bytes);
+
+  Chunk& chunk = chunks_.at(header.chunk());
+  uint32_t slot = header.contributor();
+  if (rules_.dedup) {
+    if (header.round() < chunk.version || chunk.held[slot]) return absl::OkStatus();
+    if (header.round() > chunk.version) {
+      return absl::FailedPreconditionError(absl::StrCat("chunk ", header.chunk(), ": a contribution to round ",
+                                                        header.round(), " while round ", chunk.version, " is open"));
+    }
+  } else {
+    if (chunk.sum_posted) return absl::OkStatus();
+    slot = chunk.held_count;
+  }
+  chunk.held[slot] = true;
+  ++chunk.held_count;
+  chunk.counts[slot] = header.count();
+  actions_->AddContribution(header.chunk(), slot, layout_->contributors(),
+                            header.elements() == 0 ? nullptr : std::move(value));
+  if (chunk.held_count == layout_->contributors()) ChunkComplete(header.chunk(), &chunk);
+  return absl::OkStatus();
+}
+
+absl::Status ShardCore::Park(Stream* stream, StreamMessage message, uint64_t payload_bytes) {
+  if (stream->waiting.size() >= kMaxParkedMessages || stream->waiting_bytes + payload_bytes > kMaxParkedBytes) {
+    return absl::ResourceExhaustedError(absl::StrCat("job ", job_id_, ": more than ", kMaxParkedMessages,
+                                                     " messages or ", kMaxParkedBytes, " bytes before the plan of ",
+                                                     "generation ", stream->hello.generation()));
+  }
+  stream->waiting_bytes += payload_bytes;
+  stream->waiting.push_back(std::move(message));
+  return absl::OkStatus();
+}
+
+absl::Status ShardCore::CheckPush(const Stream& stream, const v1::ChunkHeader& header, uint64_t payload_bytes) const {
   const ChunkTable& table = layout_->table();
   if (header.space() != 0) return absl::InvalidArgumentError(absl::StrCat("space ", header.space(), " does not exist"));
   if (header.chunk() >= table.chunks()) {
     return absl::OutOfRangeError(absl::StrCat("chunk ", header.chunk(), " of ", table.chunks(), " in job ", job_id_));
   }
-  auto it = chunks_.find(header.chunk());
-  if (it == chunks_.end()) {
+  if (!chunks_.contains(header.chunk())) {
     return absl::InvalidArgumentError(absl::StrCat("chunk ", header.chunk(), " belongs to another server: shard ",
                                                    table.shard(header.chunk()), " is held by ",
                                                    layout_->primary(table.shard(header.chunk())).node().name()));
   }
-  if (header.contributor() >= layout_->contributors() || header.contributor() != stream->hello.contributor()) {
+  if (header.contributor() >= layout_->contributors()) {
+    return absl::OutOfRangeError(
+        absl::StrCat("contributor ", header.contributor(), " of ", layout_->contributors(), " in job ", job_id_));
+  }
+  if (header.contributor() != stream.hello.contributor()) {
     return absl::InvalidArgumentError(absl::StrCat("contributor ", header.contributor(),
-                                                   " on the stream of contributor ", stream->hello.contributor()));
+                                                   " on the stream of contributor ", stream.hello.contributor()));
   }
   if (header.encoding() != v1::F32) {
     return absl::InvalidArgumentError(
@@ -278,27 +347,10 @@ absl::Status ShardCore::OnPush(StreamId id, const v1::ChunkHeader& header, Contr
     return absl::InvalidArgumentError(absl::StrCat("chunk ", header.chunk(), ": ", payload_bytes, " payload bytes for ",
                                                    header.elements(), " elements"));
   }
-  if (!(header.count() >= 0)) return absl::InvalidArgumentError(absl::StrCat("count ", header.count()));
-  actions_->Acknowledge(id, payload_bytes);
-
-  Chunk& chunk = it->second;
-  uint32_t slot = header.contributor();
-  if (rules_.dedup) {
-    if (header.round() < chunk.version || chunk.held[slot]) return absl::OkStatus();
-    if (header.round() > chunk.version) {
-      return absl::FailedPreconditionError(absl::StrCat("chunk ", header.chunk(), ": a contribution to round ",
-                                                        header.round(), " while round ", chunk.version, " is open"));
-    }
-  } else {
-    if (chunk.sum_posted) return absl::OkStatus();
-    slot = chunk.held_count;
+  if (!std::isfinite(header.count()) || header.count() < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("chunk ", header.chunk(), ": count ", header.count(), "; expected a finite one, 0 or more"));
   }
-  chunk.held[slot] = true;
-  ++chunk.held_count;
-  chunk.count += header.count();
-  actions_->AddContribution(header.chunk(), slot, layout_->contributors(),
-                            header.elements() == 0 ? nullptr : std::move(value));
-  if (chunk.held_count == layout_->contributors()) ChunkComplete(header.chunk(), &chunk);
   return absl::OkStatus();
 }
 
@@ -309,9 +361,10 @@ void ShardCore::ChunkComplete(uint64_t index, Chunk* chunk) {
     actions_->FinishSum(index, generation(), round);
     v1::Verdict verdict;
     verdict.set_round(round);
-    verdict.set_count(chunk->count);
-    verdict.set_skip(chunk->count == 0);
-    verdict.set_gradient_scale(chunk->count == 0 ? 0 : static_cast<float>(1 / chunk->count));
+    const double count = Sum(chunk->counts);
+    verdict.set_count(count);
+    verdict.set_skip(count == 0);
+    verdict.set_gradient_scale(count == 0 ? 0 : static_cast<float>(1 / count));
     ApplyChunk(index, chunk, verdict, /*skip_nonfinite=*/true);
     Progress(chunk->shard);
     TryRecord(round);
@@ -330,6 +383,7 @@ void ShardCore::OnSum(uint64_t index, uint64_t generation, uint64_t round, const
       LOG_WARN("job {} round {} chunk {}: the sum is not finite, the chunk keeps its value; contributors: {}", job_id_,
                round, index, fmt::join(result.nonfinite_contributors, ", "));
     }
+    OnStreamSum(chunk.shard, round, result);
     return;
   }
   if (round != chunk.version || chunk.sum) return;
@@ -337,6 +391,30 @@ void ShardCore::OnSum(uint64_t index, uint64_t generation, uint64_t round, const
   Shard& shard = shards_.at(chunk.shard);
   ++shard.summed;
   TryNorm(chunk.shard);
+}
+
+void ShardCore::OnStreamSum(uint32_t shard, uint64_t round, const SumResult& result) {
+  if (!result.finite) {
+    v1::NormReport report;
+    report.set_job_id(job_id_);
+    report.set_generation(generation());
+    report.set_round(round);
+    report.set_shard(shard);
+    report.set_finite(false);
+    report.mutable_nonfinite_contributors()->Add(result.nonfinite_contributors.begin(),
+                                                 result.nonfinite_contributors.end());
+    if (is_holder()) {
+      NoteNonfinite(report);
+    } else {
+      if (faults_told_.size() == kMaxFaultsTold) faults_told_.pop_front();
+      faults_told_.push_back(report);
+      actions_->SendNorm(layout_->primary(0), report);
+    }
+  }
+  if (shard == 0 && is_holder()) {
+    ++stream_sums_[round];
+    TryRecord(round);
+  }
 }
 
 void ShardCore::TryNorm(uint32_t index) {
@@ -365,7 +443,8 @@ void ShardCore::SendNormOf(uint32_t index) {
     const Chunk& c = chunks_.at(chunk);
     report.set_finite(report.finite() && c.sum->finite);
     nonfinite.insert(c.sum->nonfinite_contributors.begin(), c.sum->nonfinite_contributors.end());
-    report.set_count(c.count);
+    // Of the largest, so that a disagreement between chunks of one shard is seen by the holder too.
+    report.set_count(std::max(report.count(), Sum(c.counts)));
     for (const auto& [block, sum] : c.sum->blocks) {
       report.add_block(block);
       report.add_sum(sum);
@@ -381,7 +460,9 @@ void ShardCore::SendNormOf(uint32_t index) {
 }
 
 void ShardCore::OnHolderConnected() {
-  if (!layout_ || layout_->plan().discipline() != v1::Plan::VERDICT || is_holder()) return;
+  if (!layout_ || is_holder()) return;
+  for (const v1::NormReport& report : faults_told_) actions_->SendNorm(layout_->primary(0), report);
+  if (layout_->plan().discipline() != v1::Plan::VERDICT) return;
   for (const auto& [index, shard] : shards_) {
     if (shard.norm_sent) SendNormOf(index);
   }
@@ -431,13 +512,7 @@ void ShardCore::ApplyChunk(uint64_t index, Chunk* chunk, const v1::Verdict& verd
 
 absl::Status ShardCore::OnSubscribe(StreamId id, const v1::Subscribe& subscribe) {
   ASSIGN_OR_RETURN(Stream * stream, Admit(id, subscribe.generation()));
-  if (stream->parked) {
-    if (stream->waiting.size() >= kMaxParkedMessages) {
-      return absl::ResourceExhaustedError("too many messages before the plan of their generation");
-    }
-    stream->waiting.push_back(subscribe);
-    return absl::OkStatus();
-  }
+  if (stream->parked) return Park(stream, subscribe, 0);
   if (Fenced()) return absl::OkStatus();
   const uint64_t chunks = layout_->table().chunks();
   for (const v1::Want& want : subscribe.wants()) {

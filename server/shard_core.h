@@ -23,6 +23,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "common/layout.h"
 #include "common/protocol_rules.h"
 #include "server/verdict.h"
@@ -90,17 +92,23 @@ class ShardCore {
  public:
   ShardCore(std::string job_id, v1::NodeId self, const ProtocolRules& rules, ShardActions* actions);
 
+  // The time of the events that follow, for `seconds` of round records. Without it they stay 0.
+  void SetTime(absl::Time now) { now_ = now; }
+
   // ------------------------------------------------------------------ events: scheduler
-  // Newer than what is held and not older than a fence, else ignored.
+  // Whether OnPlan would take the plan: newer than what is held and not older than a fence.
+  bool Accepts(const Layout& layout) const;
+  // Ignored unless Accepts.
   void OnPlan(std::shared_ptr<const Layout> layout);
   void OnFence(uint64_t generation);
   void OnCheckpointOrder(const v1::CheckpointOrder& order);
-  // A new session: says again what the scheduler may have missed.
+  // A new session: says again what the scheduler may have missed: the newest round records and the progress of shards.
   void OnSchedulerConnected();
 
   // ------------------------------------------------------------------ events: workers
   // First message of a stream; a generation that is not here yet parks the stream's messages until its plan. Errors
-  // (the stream should be closed with them): ABORTED an older generation, INVALID_ARGUMENT outside the plan,
+  // (the stream should be closed with them): ABORTED an older generation, INVALID_ARGUMENT or OUT_OF_RANGE outside the
+  // plan, PERMISSION_DENIED a rank that belongs to another node, FAILED_PRECONDITION a round that is not open yet,
   // RESOURCE_EXHAUSTED too much parked.
   absl::Status OnHello(StreamId stream, const v1::StreamHello& hello);
   // One chunk of a pushed frame. `payload_bytes` is what the frame holds for it.
@@ -137,7 +145,7 @@ class ShardCore {
     bool has_previous = false;
     std::vector<bool> held;  // by contributor, for round `version`
     uint32_t held_count = 0;
-    double count = 0;  // targets of the held contributions, each replica once
+    std::vector<double> counts;  // targets of the held contributions, by contributor
     bool sum_posted = false;
     std::optional<SumResult> sum;
     std::vector<Subscriber> subscribers;
@@ -160,10 +168,14 @@ class ShardCore {
     v1::StreamHello hello;
     bool parked = false;
     std::deque<StreamMessage> waiting;
+    uint64_t waiting_bytes = 0;  // payload
   };
 
   bool Fenced() const { return rules_.fencing && fence_ > generation(); }
   absl::StatusOr<Stream*> Admit(StreamId stream, uint64_t generation);
+  absl::Status CheckHello(const v1::StreamHello& hello) const;
+  absl::Status CheckPush(const Stream& stream, const v1::ChunkHeader& header, uint64_t payload_bytes) const;
+  absl::Status Park(Stream* stream, StreamMessage message, uint64_t payload_bytes);
   absl::Status Replay(StreamId id);
   void MakeShards(uint64_t old_timeline);
   void ForgetRound(Chunk* chunk, uint32_t contributors);
@@ -175,9 +187,14 @@ class ShardCore {
   void Progress(uint32_t shard);
   void TryDecide(uint64_t round);
   void TryRecord(uint64_t round);
+  // STREAM: a chunk's sum came out.
+  void OnStreamSum(uint32_t shard, uint64_t round, const SumResult& result);
+  void NoteNonfinite(const v1::NormReport& report);
+  void SendRecord(v1::NodeMessage message);
+  void Problem(const absl::Status& status);
+  uint64_t NewestOfShard0() const;
   void Record(uint64_t round, const RoundTally& tally, const v1::Verdict* verdict);
   void Evaluated(uint64_t version, const RoundTally& tally);
-  void Tell(const v1::NodeMessage& record);
   v1::FenceReport MakeFenceReport() const;
   RoundTally* Tally(std::map<uint64_t, RoundTally>* tallies, uint64_t round);
 
@@ -197,8 +214,14 @@ class ShardCore {
   // Verdict holder's state.
   std::map<uint64_t, RoundTally> training_, evaluation_;
   std::map<uint64_t, v1::Verdict> decided_;
-  uint64_t recorded_ = 0;  // rounds below it have a record (STREAM)
-  std::deque<v1::NodeMessage> records_;  // the newest round records: said again on every new session
+  uint64_t recorded_ = 0;                                 // rounds below it have a record (STREAM)
+  std::map<uint64_t, uint64_t> stream_sums_;              // STREAM: round -> chunks of shard 0 whose sums came out
+  std::map<uint64_t, std::set<uint32_t>> stream_faults_;  // STREAM: round -> contributors of sums that are not finite
+  std::deque<v1::NodeMessage> records_;                   // the newest of this timeline, in the order of sending
+
+  // STREAM, not the holder: what it was told of sums that are not finite, newest last.
+  std::deque<v1::NormReport> faults_told_;
+  absl::Time now_ = absl::InfinitePast(), recorded_at_ = absl::InfinitePast();
 };
 
 }  // namespace sluice

@@ -8,7 +8,7 @@
 namespace sluice {
 namespace {
 
-constexpr size_t kKeptRecords = 512;  // what a scheduler that was down gets told when it is back
+constexpr size_t kMaxRecords = 2048;  // that are said again to a scheduler that was away
 
 }  // namespace
 
@@ -24,6 +24,25 @@ absl::Status ShardCore::OnNorm(const v1::NormReport& report, const v1::NodeId& f
   if ((rules_.fencing && report.generation() < generation()) || Fenced()) return absl::OkStatus();
   if (!is_holder())
     return absl::FailedPreconditionError(absl::StrCat("job ", job_id_, ": this server is not the verdict holder"));
+  if (report.shard() >= layout_->plan().shards()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("job ", job_id_, ": norm report of shard ", report.shard(), " of ", layout_->plan().shards()));
+  }
+  if (!SameNode(layout_->primary(report.shard()).node(), from)) {
+    return absl::PermissionDeniedError(absl::StrCat("job ", job_id_, ": ", from.name(), " reports for shard ",
+                                                    report.shard(), ", whose primary is ",
+                                                    layout_->primary(report.shard()).node().name()));
+  }
+  // Shards are at most one version apart.
+  const uint64_t newest = NewestOfShard0();
+  if (report.round() > newest + 1) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("job ", job_id_, ": norm report of round ", report.round(), " while round ", newest, " is open"));
+  }
+  if (layout_->plan().discipline() == v1::Plan::STREAM) {
+    NoteNonfinite(report);
+    return absl::OkStatus();
+  }
   if (auto it = decided_.find(report.round()); it != decided_.end()) {
     v1::VerdictNotice notice;
     notice.set_job_id(job_id_);
@@ -37,6 +56,7 @@ absl::Status ShardCore::OnNorm(const v1::NormReport& report, const v1::NodeId& f
     }
     return absl::OkStatus();
   }
+  if (report.round() < newest) return absl::OkStatus();  // decided long ago: its sender has applied it
   RETURN_IF_ERROR(Tally(&training_, report.round())->AddNorm(report));
   TryDecide(report.round());
   return absl::OkStatus();
@@ -44,10 +64,7 @@ absl::Status ShardCore::OnNorm(const v1::NormReport& report, const v1::NodeId& f
 
 absl::Status ShardCore::OnReport(StreamId id, const v1::RoundReport& report) {
   ASSIGN_OR_RETURN(Stream * stream, Admit(id, report.generation()));
-  if (stream->parked) {
-    stream->waiting.push_back(report);
-    return absl::OkStatus();
-  }
+  if (stream->parked) return Park(stream, report, 0);
   if (Fenced()) return absl::OkStatus();
   if (!is_holder()) {
     return absl::FailedPreconditionError(
@@ -57,15 +74,24 @@ absl::Status ShardCore::OnReport(StreamId id, const v1::RoundReport& report) {
     return absl::InvalidArgumentError(absl::StrCat("report of contributor ", report.contributor(), " on the stream of ",
                                                    stream->hello.contributor()));
   }
-  if (report.round() > layout_->rounds()) {
-    return absl::OutOfRangeError(absl::StrCat("report of round ", report.round(), " of ", layout_->rounds()));
+  const bool evaluation = report.kind() == v1::RoundReport::EVALUATION;
+  if (report.round() >= layout_->rounds() + evaluation) {
+    return absl::OutOfRangeError(absl::StrCat(evaluation ? "evaluation of version " : "report of round ",
+                                              report.round(), "; the job has ", layout_->rounds(), " rounds"));
   }
-  if (report.kind() == v1::RoundReport::EVALUATION) {
+  // A worker has every chunk at the version that it speaks of, shard 0's too.
+  const uint64_t newest = NewestOfShard0();
+  if (report.round() > newest) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("job ", job_id_, ": a report of round ", report.round(), " while round ", newest, " is open"));
+  }
+  if (report.round() < layout_->plan().start()) return absl::OkStatus();
+  if (evaluation) {
     RoundTally* tally = Tally(&evaluation_, report.round());
     RETURN_IF_ERROR(tally->AddReport(report));
     if (tally->reports_complete()) {
       Evaluated(report.round(), *tally);
-      evaluation_.erase(report.round());
+      evaluation_.erase(evaluation_.begin(), evaluation_.upper_bound(report.round()));
     }
     return absl::OkStatus();
   }
@@ -84,7 +110,10 @@ void ShardCore::TryDecide(uint64_t round) {
   auto it = training_.find(round);
   if (it == training_.end() || !it->second.norms_complete() || !it->second.reports_complete()) return;
   absl::StatusOr<v1::Verdict> verdict = it->second.Decide();
-  CHECK(verdict.ok(), "job {}: {}", job_id_, verdict.status().ToString());
+  if (!verdict.ok()) {
+    training_.erase(it);
+    return Problem(verdict.status());
+  }
   decided_[round] = *verdict;
   Record(round, it->second, &*verdict);
   training_.erase(training_.begin(), std::next(it));
@@ -110,8 +139,10 @@ void ShardCore::TryRecord(uint64_t round) {
   for (uint64_t chunk : shards_.at(0).chunks) {
     if (chunks_.at(chunk).version <= round) return;
   }
+  if (stream_sums_[round] < shards_.at(0).chunks.size()) return;  // whether they are finite belongs into the record
   Record(round, it->second, nullptr);
   training_.erase(training_.begin(), std::next(it));
+  stream_sums_.erase(stream_sums_.begin(), stream_sums_.upper_bound(round));
   recorded_ = std::max(recorded_, round + 1);
 }
 
@@ -131,8 +162,52 @@ void ShardCore::Record(uint64_t round, const RoundTally& tally, const v1::Verdic
     record->set_gradient_norm(verdict->gradient_norm());
     record->set_skipped(verdict->skip() && count > 0);
     for (uint32_t c : tally.nonfinite_contributors()) record->add_nonfinite_contributors(c);
+  } else if (auto faults = stream_faults_.find(round); faults != stream_faults_.end()) {
+    record->set_skipped(true);  // some chunks kept their values
+    for (uint32_t c : faults->second) record->add_nonfinite_contributors(c);
   }
-  Tell(message);
+  if (recorded_at_ != absl::InfinitePast()) record->set_seconds(absl::ToDoubleSeconds(now_ - recorded_at_));
+  recorded_at_ = now_;
+  SendRecord(std::move(message));
+}
+
+void ShardCore::SendRecord(v1::NodeMessage message) {
+  actions_->SendToScheduler(message);
+  if (records_.size() == kMaxRecords) records_.pop_front();
+  records_.push_back(std::move(message));
+}
+
+// STREAM: kept for the round's record; one that was sent already is sent again.
+void ShardCore::NoteNonfinite(const v1::NormReport& report) {
+  std::set<uint32_t>& faults = stream_faults_[report.round()];
+  faults.insert(report.nonfinite_contributors().begin(), report.nonfinite_contributors().end());
+  for (v1::NodeMessage& message : records_) {
+    v1::RoundRecord& record = *message.mutable_round_record();
+    if (record.evaluation() || record.round() != report.round()) continue;
+    const bool known = record.skipped() && record.nonfinite_contributors_size() == static_cast<int>(faults.size());
+    if (known) continue;
+    record.set_skipped(true);
+    record.mutable_nonfinite_contributors()->Clear();
+    record.mutable_nonfinite_contributors()->Add(faults.begin(), faults.end());
+    actions_->SendToScheduler(message);
+  }
+  while (stream_faults_.size() > 8) stream_faults_.erase(stream_faults_.begin());
+}
+
+void ShardCore::Problem(const absl::Status& status) {
+  v1::NodeMessage message;
+  v1::NodeProblem* problem = message.mutable_problem();
+  problem->set_job_id(job_id_);
+  problem->set_generation(generation());
+  problem->set_code(static_cast<int>(status.code()));
+  problem->set_message(absl::StrCat("server ", self_.name(), ": ", status.message()));
+  actions_->SendToScheduler(message);
+}
+
+uint64_t ShardCore::NewestOfShard0() const {
+  uint64_t newest = 0;
+  for (uint64_t chunk : shards_.at(0).chunks) newest = std::max(newest, chunks_.at(chunk).version);
+  return newest;
 }
 
 void ShardCore::Evaluated(uint64_t version, const RoundTally& tally) {
@@ -147,13 +222,7 @@ void ShardCore::Evaluated(uint64_t version, const RoundTally& tally) {
   record->set_count(count);
   record->set_loss(count > 0 ? tally.loss_sum() / count : 0);
   record->set_accuracy(count > 0 ? tally.correct() / count : 0);
-  Tell(message);
-}
-
-void ShardCore::Tell(const v1::NodeMessage& record) {
-  records_.push_back(record);
-  if (records_.size() > kKeptRecords) records_.pop_front();
-  actions_->SendToScheduler(record);
+  SendRecord(std::move(message));
 }
 
 std::string ShardCore::Describe() const {

@@ -1,5 +1,6 @@
 #include "server/sum_tree.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "common/log.h"
@@ -15,6 +16,7 @@ void SumTree::Reset(uint32_t contributors) {
   }
   missing_ = contributors;
   bad_.assign(contributors, false);
+  present_.assign(contributors, false);
 }
 
 void SumTree::Add(uint32_t index, Payload payload) {
@@ -27,6 +29,7 @@ void SumTree::Add(uint32_t index, Payload payload) {
     CHECK(payload.size() == elements_ * sizeof(float));
     leaf.state = Node::kSlices;
     leaf.slices = std::move(payload);
+    present_[index] = true;
   }
   --missing_;
   Settle(0, index);
@@ -115,6 +118,10 @@ std::vector<uint32_t> SumTree::nonfinite() const {
   std::vector<uint32_t> out;
   for (uint32_t i = 0; i < bad_.size(); ++i) {
     if (bad_[i]) out.push_back(i);
+  }
+  if (!out.empty() || finite()) return out;
+  for (uint32_t i = 0; i < present_.size(); ++i) {
+    if (present_[i]) out.push_back(i);
   }
   return out;
 }

@@ -30,7 +30,8 @@ class SumTree {
   // Complete: the sum, elements() floats; null where every contribution was absent.
   const float* result() const;
   bool finite() const;  // of the result
-  // Contributors whose values held NaN or Inf, ascending.
+  // Contributors whose values held NaN or Inf, ascending; where finite values add up to more than float32 holds: all
+  // that contributed.
   std::vector<uint32_t> nonfinite() const;
   size_t elements() const { return elements_; }
 
@@ -50,7 +51,7 @@ class SumTree {
   const std::shared_ptr<BufferPool> pool_;
   std::vector<std::vector<Node>> levels_;  // [0]: leaves; the last: the root
   uint32_t missing_ = 0;
-  std::vector<bool> bad_;  // by contributor
+  std::vector<bool> bad_, present_;  // by contributor
 };
 
 }  // namespace sluice

@@ -3,6 +3,7 @@
 #ifndef SLUICE_SERVER_VERDICT_H_
 #define SLUICE_SERVER_VERDICT_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -28,7 +29,10 @@ class RoundTally {
   absl::Status AddNorm(const v1::NormReport& report);
   absl::Status AddReport(const v1::RoundReport& report);
 
-  bool norms_complete() const { return norms_.size() == layout_->plan().shards(); }
+  // Of every shard that has chunks.
+  bool norms_complete() const {
+    return norms_.size() == std::min<uint64_t>(layout_->plan().shards(), layout_->table().chunks());
+  }
   bool reports_complete() const { return reports_.size() == layout_->replicas(); }
 
   // Both complete. gradient_norm = sqrt(sum over norm blocks, in block order) / count; clipping by min(1, clip / norm).
