@@ -16,6 +16,9 @@ absl::Status RoundTally::AddNorm(const v1::NormReport& report) {
     return absl::InvalidArgumentError(
         absl::StrCat("norm report of shard ", report.shard(), " of ", layout_->plan().shards()));
   }
+  if (report.shard() >= layout_->table().chunks()) {
+    return absl::InvalidArgumentError(absl::StrCat("norm report of shard ", report.shard(), ", which has no chunks"));
+  }
   const uint64_t parameters = layout_->space().size(), block = layout_->plan().norm_block();
   const uint64_t blocks = (parameters + block - 1) / block;
   if (report.block_size() != report.sum_size())

@@ -1,0 +1,65 @@
+#include "tests/server/server_test_plan.h"
+
+#include "absl/strings/str_cat.h"
+#include "common/job_spec.h"
+#include "common/log.h"
+
+namespace sluice {
+
+v1::NodeId ServerTestNode(const std::string& role, uint32_t number) {
+  v1::NodeId node;
+  node.set_name(absl::StrCat(role, "-", number));
+  node.set_incarnation(1);
+  return node;
+}
+
+v1::Plan ServerTestPlan::Proto() const {
+  v1::Plan plan;
+  plan.set_job_id(job);
+  plan.set_generation(generation);
+  plan.set_timeline(timeline);
+  plan.set_start(start);
+  plan.set_chunk_elements(chunk_elements);
+  plan.set_norm_block(norm_block);
+  plan.set_shards(shards);
+  if (verdict) *plan.mutable_verdict() = *verdict;
+  if (checkpoint) *plan.mutable_checkpoint() = *checkpoint;
+  for (uint32_t k = 0; k < shards; ++k) {
+    v1::Member* member = plan.add_chains()->add_members();
+    *member->mutable_node() = ServerTestNode("server", k % servers);
+    member->set_address(member->node().name());
+    member->set_since(timeline);
+  }
+  for (uint32_t d = 0; d < replicas; ++d) {
+    v1::Rank* rank = plan.add_ranks();
+    rank->set_data(d);
+    *rank->mutable_node() = ServerTestNode("worker", d);
+  }
+  plan.set_discipline(stream ? v1::Plan::STREAM : v1::Plan::VERDICT);
+  v1::JobSpec* spec = plan.mutable_spec();
+  spec->mutable_model()->mutable_mlp()->set_inputs(3);
+  if (hidden > 0) spec->mutable_model()->mutable_mlp()->add_hidden(hidden);
+  spec->mutable_model()->mutable_mlp()->set_classes(2);
+  spec->mutable_data()->mutable_idx()->set_images("images");
+  spec->mutable_data()->mutable_idx()->set_labels("labels");
+  spec->mutable_train()->set_rounds(rounds);
+  spec->mutable_train()->set_batch(4);
+  if (stream) spec->mutable_train()->set_nonfinite(v1::TrainSpec::SKIP_CHUNK);
+  spec->mutable_checkpoint()->set_every_rounds(checkpoint_every);
+  spec->mutable_optimizer()->mutable_sgd()->set_learning_rate(0.5);
+  spec->mutable_optimizer()->mutable_sgd()->set_momentum(0.9);
+  spec->mutable_optimizer()->set_clip_norm(clip_norm);
+  spec->mutable_parallel()->set_data(replicas);
+  spec->mutable_init()->set_path(init_path);
+  FillDefaults(spec);
+  plan.set_hash(PlanHash(plan));
+  return plan;
+}
+
+std::shared_ptr<const Layout> ServerTestPlan::Make() const {
+  absl::StatusOr<std::shared_ptr<const Layout>> layout = Layout::Make(Proto());
+  CHECK(layout.ok(), "{}", layout.status().ToString());
+  return *layout;
+}
+
+}  // namespace sluice

@@ -1,0 +1,182 @@
+#include "server/sum_tree.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <numeric>
+#include <random>
+
+namespace sluice {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+constexpr size_t kElements = 61;  // odd: kernels have a tail
+
+// The values as bytes in slices cut at random places, also inside an element.
+Payload Cut(const std::vector<float>& values, std::mt19937* rng) {
+  const std::string bytes(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float));
+  std::vector<grpc::Slice> slices;
+  for (size_t at = 0; at < bytes.size();) {
+    const size_t n = std::min<size_t>(bytes.size() - at, 1 + (*rng)() % 90);
+    slices.emplace_back(bytes.data() + at, n);
+    at += n;
+  }
+  return Payload(std::move(slices));
+}
+
+// The definition: level by level, neighbours (0,1), (2,3), ...; an odd last one passes up; absent (+) x = x.
+std::vector<float> Reference(std::vector<std::vector<float>> row) {
+  while (row.size() > 1) {
+    std::vector<std::vector<float>> next;
+    for (size_t i = 0; i < row.size(); i += 2) {
+      if (i + 1 == row.size() || row[i + 1].empty()) {
+        next.push_back(row[i]);
+      } else if (row[i].empty()) {
+        next.push_back(row[i + 1]);
+      } else {
+        std::vector<float> sum(row[i].size());
+        for (size_t k = 0; k < sum.size(); ++k) sum[k] = row[i][k] + row[i + 1][k];
+        next.push_back(sum);
+      }
+    }
+    row = std::move(next);
+  }
+  return row[0];
+}
+
+std::vector<std::vector<float>> Contributions(uint32_t n, std::mt19937* rng) {
+  std::vector<std::vector<float>> all(n);
+  for (auto& c : all) {
+    c.resize(kElements);
+    // Magnitudes far apart: every other order of addition gives other bits.
+    for (float& x : c) {
+      x = std::ldexp(static_cast<float>((*rng)()) / 4294967296.0f - 0.5f, static_cast<int>((*rng)() % 40) - 20);
+    }
+  }
+  return all;
+}
+
+void ExpectSameBits(const float* got, const std::vector<float>& want) {
+  ASSERT_NE(got, nullptr);
+  EXPECT_EQ(std::memcmp(got, want.data(), want.size() * sizeof(float)), 0);
+}
+
+TEST(SumTree, EveryArrivalOrderGivesTheSameBits) {
+  std::mt19937 rng(7);
+  for (uint32_t n = 1; n <= 6; ++n) {
+    const auto all = Contributions(n, &rng);
+    for (uint32_t empties = 0; empties < (1u << n); empties = empties * 2 + 1) {
+      for (uint32_t shift = 0; shift < n; ++shift) {
+        std::vector<std::vector<float>> some = all;
+        for (uint32_t i = 0; i < n; ++i) {
+          if ((empties >> ((i + shift) % n)) & 1) some[i].clear();
+        }
+        const std::vector<float> want = Reference(some);
+        std::vector<uint32_t> order(n);
+        std::iota(order.begin(), order.end(), 0);
+        SumTree tree(kElements, BufferPool::Make());
+        do {
+          tree.Reset(n);
+          for (uint32_t i : order) {
+            EXPECT_FALSE(tree.complete());
+            tree.Add(i, some[i].empty() ? Payload() : Cut(some[i], &rng));
+          }
+          ASSERT_TRUE(tree.complete());
+          EXPECT_TRUE(tree.finite());
+          EXPECT_THAT(tree.nonfinite(), IsEmpty());
+          if (want.empty()) {
+            EXPECT_EQ(tree.result(), nullptr);
+          } else {
+            ExpectSameBits(tree.result(), want);
+          }
+          if (HasFailure()) FAIL() << n << " contributors, empties " << empties << " shifted by " << shift;
+        } while (std::next_permutation(order.begin(), order.end()));
+      }
+    }
+  }
+}
+
+TEST(SumTree, RandomOrdersOfManyContributors) {
+  const uint32_t seed = std::random_device{}();
+  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  std::mt19937 rng(seed);
+  for (int run = 0; run < 400; ++run) {
+    const uint32_t n = 1 + rng() % 33;
+    auto some = Contributions(n, &rng);
+    for (auto& c : some) {
+      if (rng() % 4 == 0) c.clear();
+    }
+    const std::vector<float> want = Reference(some);
+    std::vector<uint32_t> order(n);
+    std::iota(order.begin(), order.end(), 0);
+    std::shuffle(order.begin(), order.end(), rng);
+    SumTree tree(kElements, BufferPool::Make());
+    tree.Reset(n);
+    for (uint32_t i : order) tree.Add(i, some[i].empty() ? Payload() : Cut(some[i], &rng));
+    if (want.empty()) {
+      EXPECT_EQ(tree.result(), nullptr);
+    } else {
+      ExpectSameBits(tree.result(), want);
+    }
+  }
+}
+
+TEST(SumTree, NamesWhoSentNonFiniteValues) {
+  std::mt19937 rng(3);
+  for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+    for (uint32_t n = 1; n <= 7; ++n) {
+      for (uint32_t who = 0; who < n; ++who) {
+        for (const size_t where : {size_t{0}, kElements / 2, kElements - 1}) {
+          auto all = Contributions(n, &rng);
+          all[who][where] = bad;
+          std::vector<uint32_t> order(n);
+          std::iota(order.begin(), order.end(), 0);
+          std::shuffle(order.begin(), order.end(), rng);
+          SumTree tree(kElements, BufferPool::Make());
+          tree.Reset(n);
+          for (uint32_t i : order) tree.Add(i, Cut(all[i], &rng));
+          EXPECT_FALSE(tree.finite());
+          EXPECT_THAT(tree.nonfinite(), ElementsAre(who)) << n << " contributors";
+        }
+      }
+    }
+  }
+}
+
+TEST(SumTree, OverflowOfFiniteValuesIsEverybodys) {
+  std::mt19937 rng(3);
+  const std::vector<float> huge(kElements, 3e38f);
+  SumTree tree(kElements, BufferPool::Make());
+  tree.Reset(3);
+  tree.Add(2, Cut(huge, &rng));
+  tree.Add(1, Payload());
+  tree.Add(0, Cut(huge, &rng));
+  EXPECT_FALSE(tree.finite());
+  EXPECT_THAT(tree.nonfinite(), ElementsAre(0, 2));
+}
+
+TEST(SumTree, BuffersGoBackToThePool) {
+  std::mt19937 rng(3);
+  auto pool = BufferPool::Make();
+  SumTree tree(100000, pool);
+  const std::vector<float> ones(100000, 1);
+  size_t mapped = 0;
+  for (int round = 0; round < 20; ++round) {
+    tree.Reset(4);
+    for (uint32_t i = 0; i < 4; ++i) {
+      tree.Add(i, Payload({grpc::Slice(ones.data(), ones.size() * sizeof(float))}));
+    }
+    EXPECT_EQ(tree.result()[99999], 4);
+    if (round == 0) mapped = pool->mapped_bytes();
+    EXPECT_EQ(pool->mapped_bytes(), mapped);
+  }
+}
+
+}  // namespace
+}  // namespace sluice
