@@ -158,7 +158,7 @@ class Cluster {
     }
     void Install(uint64_t generation, uint64_t chunk, uint64_t version,
                  std::shared_ptr<const CommitValue> value) override {
-      cluster->At(cluster->Draw(0, 8), [this, generation, chunk, version, value] {
+      cluster->At(cluster->Draw(0, cluster->Draw(0, 5) ? 8 : 80), [this, generation, chunk, version, value] {
         memory[chunk] = static_cast<const HashValue&>(*value).hash;
         core.OnInstalled(generation, chunk, version);
       });
