@@ -32,14 +32,14 @@ namespace sluice {
 struct ClusterOptions {
   int servers = 1;
   int workers = 1;
-  InProcessOptions network;
-  BackendOptions backend;
+  InProcessOptions network = {};
+  BackendOptions backend = {};
   int lanes = 2;  // of each server
   uint64_t memory_limit = 0;
   absl::Duration lease = absl::Seconds(2);
-  ProtocolRules rules;
-  WorkerHooks* hooks = nullptr;  // of every worker; outlives the cluster
-  std::string checkpoint_root;   // empty: a temporary folder, removed with the cluster
+  ProtocolRules rules = {};
+  WorkerHooks* hooks = nullptr;      // of every worker; outlives the cluster
+  std::string checkpoint_root = {};  // empty: a temporary folder, removed with the cluster
 };
 
 // Nodes are called "scheduler", "server-0", ..., "worker-0", ...: their names are their addresses. One thread uses it.
