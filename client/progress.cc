@@ -71,7 +71,7 @@ void ProgressPrinter::Events(const v1::JobStatus& status) {
     WriteLine(
         absl::StrCat("recovered in generation ", status.generation(), "; goes on from round ", status.rounds_done()));
   } else if (changed && status.state() == v1::RUNNING) {
-    WriteLine(status.rounds_done() > 0 ? absl::StrCat("running from round ", status.rounds_done()) : "running");
+    WriteLine(status.rounds_done() > 0 ? absl::StrCat("running, at round ", status.rounds_done()) : "running");
   } else if (!HasEnded(status.state()) && status.state() != v1::RUNNING &&
              (changed || status.message() != last_.message())) {
     WriteLine(absl::StrCat(StateName(status.state()), status.message().empty() ? "" : ": ", status.message()));
@@ -88,7 +88,7 @@ void ProgressPrinter::Events(const v1::JobStatus& status) {
 void ProgressPrinter::Update(const v1::JobStatus& status, absl::Time now) {
   absl::MutexLock lock(&mutex_);
   Events(status);
-  const bool rounds = status.rounds_done() > 0 || status.state() == v1::RUNNING;
+  const bool rounds = status.has_last_train() || status.state() == v1::RUNNING;
   last_text_ = rounds ? ProgressText(status) : "";
   if (!last_text_.empty() && last_text_ != shown_text_ && (terminal_ || now - shown_at_ >= kPlainInterval)) {
     shown_at_ = now;

@@ -12,6 +12,7 @@ namespace sluice {
 namespace {
 
 constexpr absl::Duration kAnswerLimit = absl::Seconds(10);  // of calls that are answered at once
+constexpr absl::Duration kCheckpointLimit = absl::Minutes(10);
 
 }  // namespace
 
@@ -99,14 +100,18 @@ absl::StatusOr<v1::JobStatus> SchedulerClient::Cancel(const std::string& job, bo
   v1::CancelJobRequest request;
   request.set_job_id(job);
   request.set_checkpoint_first(checkpoint_first);
-  return Call(&v1::SchedulerService::Stub::CancelJob, request, checkpoint_first ? absl::Minutes(10) : kAnswerLimit);
+  ASSIGN_OR_RETURN(v1::JobStatus status, Call(&v1::SchedulerService::Stub::CancelJob, request, kAnswerLimit));
+  // The order is taken at once, the checkpoint takes some rounds.
+  if (HasEnded(status.state())) return status;
+  return Watch(
+      status.job_id(), [](const v1::JobStatus&) {}, kCheckpointLimit);
 }
 
 absl::StatusOr<v1::CheckpointRef> SchedulerClient::Checkpoint(const std::string& job) {
   v1::GetJobRequest request;
   request.set_job_id(job);
   ASSIGN_OR_RETURN(v1::CheckpointJobResponse response,
-                   Call(&v1::SchedulerService::Stub::CheckpointJob, request, absl::Minutes(10)));
+                   Call(&v1::SchedulerService::Stub::CheckpointJob, request, kCheckpointLimit));
   return std::move(*response.mutable_checkpoint());
 }
 
@@ -121,7 +126,8 @@ absl::StatusOr<v1::GetClusterResponse> SchedulerClient::Cluster() {
 }
 
 absl::StatusOr<v1::JobStatus> SchedulerClient::Watch(const std::string& job,
-                                                     const std::function<void(const v1::JobStatus&)>& update) {
+                                                     const std::function<void(const v1::JobStatus&)>& update,
+                                                     absl::Duration limit) {
   v1::JobStatus last;
   v1::GetJobRequest request;
   request.set_job_id(job);
@@ -142,7 +148,7 @@ absl::StatusOr<v1::JobStatus> SchedulerClient::Watch(const std::string& job,
         }
         return end;
       },
-      absl::Hours(24 * 365)));
+      limit));
   return last;
 }
 

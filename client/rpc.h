@@ -36,6 +36,7 @@ class SchedulerClient {
   absl::StatusOr<v1::SubmitJobResponse> Submit(const v1::SubmitJobRequest& request);
   absl::StatusOr<v1::JobStatus> GetJob(const std::string& job);
   absl::StatusOr<v1::ListJobsResponse> ListJobs();
+  // With `checkpoint_first` it returns once a checkpoint is published and the job has ended, at most after ten minutes.
   absl::StatusOr<v1::JobStatus> Cancel(const std::string& job, bool checkpoint_first);
   // Waits until it is published, at most ten minutes.
   absl::StatusOr<v1::CheckpointRef> Checkpoint(const std::string& job);
@@ -43,7 +44,9 @@ class SchedulerClient {
   absl::StatusOr<v1::GetClusterResponse> Cluster();
   // Calls update(status) for every message until the job has ended; the last status. Survives restarts of the
   // scheduler.
-  absl::StatusOr<v1::JobStatus> Watch(const std::string& job, const std::function<void(const v1::JobStatus&)>& update);
+  // DEADLINE_EXCEEDED: the job goes on after `limit`.
+  absl::StatusOr<v1::JobStatus> Watch(const std::string& job, const std::function<void(const v1::JobStatus&)>& update,
+                                      absl::Duration limit = absl::Hours(24 * 365));
 
  private:
   template <typename Request, typename Response>

@@ -330,7 +330,14 @@ TEST_F(CommandsTest, ListClusterCancelCheckpoint) {
   bool checkpoint_first = false;
   scheduler.cancel = [&](const v1::CancelJobRequest& request, v1::JobStatus* response) {
     checkpoint_first = request.checkpoint_first();
-    *response = Status(v1::CANCELLED, 5);
+    *response = Status(v1::RUNNING, 4);
+    return grpc::Status::OK;
+  };
+  // The scheduler takes the order; the job ends once the checkpoint is published.
+  scheduler.watch = [](grpc::ServerContext*, const v1::GetJobRequest&, grpc::ServerWriter<v1::JobStatus>* writer) {
+    v1::JobStatus end = Status(v1::CANCELLED, 5);
+    end.mutable_last_checkpoint()->set_directory("/c/t1-v5");
+    writer->Write(end);
     return grpc::Status::OK;
   };
   scheduler.checkpoint = [](const v1::GetJobRequest&, v1::CheckpointJobResponse* response) {
@@ -345,7 +352,7 @@ TEST_F(CommandsTest, ListClusterCancelCheckpoint) {
   EXPECT_TRUE(Has(out_.str(), "one host"));
   EXPECT_EQ(Run({"cancel", "job-1", "--checkpoint"}, scheduler.address()), kExitOk);
   EXPECT_TRUE(checkpoint_first);
-  EXPECT_TRUE(Has(out_.str(), "job-1 cancelled at round 5/10"));
+  EXPECT_TRUE(Has(out_.str(), "job-1 cancelled at round 5/10\ncheckpoint /c/t1-v5"));
   EXPECT_EQ(Run({"checkpoint", "job-1"}, scheduler.address()), kExitOk);
   EXPECT_EQ(out_.str(), "/c/t1-v5\n");
 }

@@ -59,7 +59,7 @@ TEST(Progress, PlainLinesAtMostOneASecondAndTheLastAlways) {
   for (int i = 1; i <= 25; ++i) printer.Update(Running(i), kStart + absl::Milliseconds(100 * i));
   printer.Finish();
   EXPECT_EQ(out.str(),
-            "running from round 1\n"
+            "running, at round 1\n"
             "round 1/2000  0%  loss 2.3457\n"
             "round 11/2000  0%  loss 2.3457\n"
             "round 21/2000  1%  loss 2.3457\n"
@@ -73,7 +73,7 @@ TEST(Progress, NothingTwice) {
   for (int i = 0; i < 5; ++i) printer.Update(Running(3), kStart + absl::Seconds(2 * i));
   printer.Finish();
   printer.Finish();
-  EXPECT_EQ(out.str(), "running from round 3\nround 3/2000  0%  loss 2.3457\n");
+  EXPECT_EQ(out.str(), "running, at round 3\nround 3/2000  0%  loss 2.3457\n");
 }
 
 TEST(Progress, TerminalRedrawsOneLineCutToItsWidth) {
@@ -84,7 +84,7 @@ TEST(Progress, TerminalRedrawsOneLineCutToItsWidth) {
   printer.Line("note");
   printer.Finish();
   EXPECT_EQ(out.str(),
-            "running from round 100\n"
+            "running, at round 100\n"
             "\rround 100/2000  5% \x1b[K"
             "\rround 200/2000  10%\x1b[K"
             "\r\x1b[Knote\n"
@@ -133,7 +133,7 @@ TEST(Progress, RecoveriesRewindsAndWarnings) {
   printer.Update(status, kStart);
   const std::string expected =
       "warning: copies: 1\n"
-      "running from round 50\n"
+      "running, at round 50\n"
       "round 50/2000  2%  loss 2.3457\n"
       "recovering: worker-1 was lost\n"
       "recovered in generation 2; goes on from round 50\n"
