@@ -9,7 +9,7 @@
 namespace sluice {
 
 SimWorker::SimWorker(Cluster* cluster, v1::NodeId id, LifeRef life)
-    : cluster_(cluster), id_(id), life_(std::move(life)), core_(cluster->rules, this) {}
+    : cluster_(cluster), id_(id), life_(std::move(life)), core_(std::make_shared<RoundCore>(cluster->rules, this)) {}
 
 v1::Register SimWorker::MakeRegister() const {
   v1::Register r;
@@ -19,10 +19,10 @@ v1::Register SimWorker::MakeRegister() const {
   r.set_host_id(id_.name());
   r.set_address(id_.name());
   r.set_numeric_profile("sim");
-  if (core_.generation() > 0 && core_.phase() != RoundCore::Phase::kEnded) {
+  if (core_->generation() > 0 && core_->phase() != RoundCore::Phase::kEnded) {
     v1::JobGeneration* g = r.add_jobs();
     g->set_job_id("sim-1");
-    g->set_generation(core_.generation());
+    g->set_generation(core_->generation());
   }
   return r;
 }
@@ -33,9 +33,10 @@ void SimWorker::OnSchedulerMessage(const v1::SchedulerMessage& message) {
     if (!layout.ok()) cluster_->Fail(layout.status().ToString());
     const int rank = (*layout)->RankOf(id_);
     if (rank < 0) return;
-    core_.OnPlan(*layout, static_cast<uint32_t>(rank));
+    if (core_->phase() == RoundCore::Phase::kEnded) core_ = std::make_shared<RoundCore>(cluster_->rules, this);
+    core_->OnPlan(*layout, static_cast<uint32_t>(rank));
   } else if (message.has_end_job()) {
-    core_.OnEnd();
+    core_->OnEnd();
   }
 }
 
@@ -68,25 +69,25 @@ void SimWorker::OpenStream(uint64_t generation, size_t index) {
     link->on_a_closed = [self, generation, index, link] {
       if (generation != self->streams_generation_ || self->streams_[index].link != link) return;
       self->streams_[index].up = false;
-      self->core_.OnStreamDown(generation, index);
+      self->core_->OnStreamDown(generation, index);
       self->OpenStream(generation, index);
     };
     v1::StreamHello hello;
     hello.set_protocol_version(kProtocolVersion);
     hello.set_job_id("sim-1");
     *hello.mutable_node() = self->id_;
-    hello.set_contributor(self->core_.rank());
+    hello.set_contributor(self->core_->rank());
     hello.set_generation(generation);
     SimServer::CommitSink commit = [self, link](const v1::ChunkHeader& header, uint64_t value) {
       link->ToA([self, header, value, link] {
-        absl::Status status = self->core_.OnCommit(header, std::make_shared<HashValue>(value));
+        absl::Status status = self->core_->OnCommit(header, std::make_shared<HashValue>(value));
         if (!status.ok()) self->cluster_->Fail(absl::StrCat(self->id_.name(), ": ", status.ToString()));
       });
     };
     link->ToB([server = node->as_server, id = stream.id, hello, link, commit] {
       server->AddStream(id, hello, link, commit);
     });
-    self->core_.OnStreamUp(generation, index);
+    self->core_->OnStreamUp(generation, index);
   });
 }
 
@@ -110,8 +111,8 @@ void SimWorker::Report(size_t index, const v1::RoundReport& report) {
 
 void SimWorker::Push(size_t index, const v1::ChunkHeader& header) {
   const Stream& s = streams_[index];
-  const uint64_t hash = Mix(gradient_hash_, header.chunk(), core_.rank());
-  const bool finite = !cluster_->config.nonfinite.contains({header.round(), core_.rank()});
+  const uint64_t hash = Mix(gradient_hash_, header.chunk(), core_->rank());
+  const bool finite = !cluster_->config.nonfinite.contains({header.round(), core_->rank()});
   auto send = [server = s.server->as_server, id = s.id, header, hash, finite] {
     server->OnPush(id, header, hash, finite);
   };
@@ -127,25 +128,27 @@ void SimWorker::Push(size_t index, const v1::ChunkHeader& header) {
 void SimWorker::Install(uint64_t generation, uint64_t chunk, uint64_t version,
                         std::shared_ptr<const CommitValue> value) {
   cluster_->world.After(absl::Milliseconds(cluster_->world.Random()), life_,
-                        [self = shared_from_this(), generation, chunk, version, value] {
+                        [self = shared_from_this(), core = core_, generation, chunk, version, value] {
+                          if (core != self->core_) return;
                           const uint64_t hash = static_cast<const HashValue*>(value.get())->hash;
                           self->parameters_[chunk] = {version, hash};
                           self->cluster_->SawInstalled(generation, chunk, version, hash);
-                          self->core_.OnInstalled(generation, chunk, version);
+                          self->core_->OnInstalled(generation, chunk, version);
                         });
 }
 
 double SimWorker::Count(uint64_t round) const {
   // Ragged: some ranks have nothing in some rounds.
-  if (layout_->contributors() > 1 && Mix(round, core_.rank(), 5) % 7 == 0) return 0;
-  return 1 + static_cast<double>(Mix(round, core_.rank(), 6) % 5);
+  if (layout_->contributors() > 1 && Mix(round, core_->rank(), 5) % 7 == 0) return 0;
+  return 1 + static_cast<double>(Mix(round, core_->rank(), 6) % 5);
 }
 
 void SimWorker::StartCompute(uint64_t generation, uint64_t round) { Begin(generation, round, false); }
 void SimWorker::StartEvaluation(uint64_t generation, uint64_t version) { Begin(generation, version, true); }
 
 void SimWorker::Begin(uint64_t generation, uint64_t round, bool evaluation) {
-  work_ = std::make_unique<Work>();
+  work_ = std::make_shared<Work>();
+  work_->core = core_;
   work_->generation = generation;
   work_->round = round;
   work_->evaluation = evaluation;
@@ -162,47 +165,43 @@ void SimWorker::Begin(uint64_t generation, uint64_t round, bool evaluation) {
   for (size_t i = work_->order.size(); i > 1; --i)
     std::swap(work_->order[i - 1], work_->order[cluster_->world.Below(i)]);
   // Events of the core must not come from inside its own.
-  cluster_->world.After(absl::Milliseconds(1 + cluster_->world.Random() * 6), life_, [self = shared_from_this()] {
-    Work& work = *self->work_;
-    if (!work.cancelled && !work.evaluation) {
-      self->gradient_hash_ = work.hash;
-      self->core_.OnBatch(work.generation, work.round, self->Count(work.round));
-      if (self->Count(work.round) == 0) work.order.clear();
-    }
-    if (work.evaluation) work.order.clear();
-    self->Continue();
-  });
+  cluster_->world.After(absl::Milliseconds(1 + cluster_->world.Random() * 6), life_,
+                        [self = shared_from_this(), work = work_] {
+                          if (!work->cancelled && !work->evaluation) {
+                            self->gradient_hash_ = work->hash;
+                            work->core->OnBatch(work->generation, work->round, self->Count(work->round));
+                            if (self->Count(work->round) == 0) work->order.clear();
+                          }
+                          if (work->evaluation) work->order.clear();
+                          self->Continue(work);
+                        });
 }
 
-void SimWorker::Continue() {
-  Work& work = *work_;
-  if (work.cancelled) {
-    const uint64_t generation = work.generation;
-    work_ = nullptr;
-    core_.OnStopped(generation);
+void SimWorker::Continue(const std::shared_ptr<Work>& work) {
+  if (work->cancelled) {
+    if (work_ == work) work_ = nullptr;
+    work->core->OnStopped(work->generation);
     return;
   }
-  if (!work.order.empty()) {
-    const uint64_t chunk = work.order.back();
-    work.order.pop_back();
+  if (!work->order.empty()) {
+    const uint64_t chunk = work->order.back();
+    work->order.pop_back();
     // The backward still reads the chunk's parameters until its gradient is ready.
-    if (parameters_[chunk].first != work.round) {
+    if (parameters_[chunk].first != work->round) {
       cluster_->Fail(absl::StrCat(id_.name(), ": chunk ", chunk, " was replaced by version ", parameters_[chunk].first,
-                                  " while round ", work.round, " still read it"));
+                                  " while round ", work->round, " still read it"));
     }
-    core_.OnGradientReady(work.generation, work.round, layout_->table().range(chunk));
+    work->core->OnGradientReady(work->generation, work->round, layout_->table().range(chunk));
     cluster_->world.After(absl::Milliseconds(cluster_->world.Random() * 2), life_,
-                          [self = shared_from_this()] { self->Continue(); });
+                          [self = shared_from_this(), work] { self->Continue(work); });
     return;
   }
-  const WorkSum sum{.loss = 1, .count = work.evaluation ? 1 : Count(work.round), .correct = 0, .seconds = 0};
-  const uint64_t generation = work.generation, round = work.round;
-  const bool evaluation = work.evaluation;
+  const WorkSum sum{.loss = 1, .count = work->evaluation ? 1 : Count(work->round), .correct = 0, .seconds = 0};
   work_ = nullptr;
-  if (evaluation) {
-    core_.OnEvaluated(generation, round, sum);
+  if (work->evaluation) {
+    work->core->OnEvaluated(work->generation, work->round, sum);
   } else {
-    core_.OnComputed(generation, round, sum);
+    work->core->OnComputed(work->generation, work->round, sum);
   }
 }
 

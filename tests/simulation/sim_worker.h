@@ -18,7 +18,7 @@ class SimWorker : public RoundActions, public std::enable_shared_from_this<SimWo
   const v1::NodeId& id() const { return id_; }
   void OnSchedulerMessage(const v1::SchedulerMessage& message);
   v1::Register MakeRegister() const;
-  std::string Describe() const { return core_.Describe(); }
+  std::string Describe() const { return core_->Describe(); }
 
  private:
   struct HashValue : CommitValue {
@@ -32,6 +32,7 @@ class SimWorker : public RoundActions, public std::enable_shared_from_this<SimWo
     bool up = false;
   };
   struct Work {
+    std::shared_ptr<RoundCore> core;
     uint64_t generation = 0, round = 0;
     bool evaluation = false, cancelled = false;
     uint64_t hash = 0;            // of all parameters used
@@ -51,20 +52,20 @@ class SimWorker : public RoundActions, public std::enable_shared_from_this<SimWo
 
   void OpenStream(uint64_t generation, size_t server);
   void Begin(uint64_t generation, uint64_t round, bool evaluation);
-  void Continue();
+  void Continue(const std::shared_ptr<Work>& work);
   double Count(uint64_t round) const;
   uint64_t GradientHash(uint64_t round, uint64_t chunk) const;
 
   Cluster* const cluster_;
   const v1::NodeId id_;
   const LifeRef life_;
-  RoundCore core_;
+  std::shared_ptr<RoundCore> core_;  // a new one for an assignment after the end of an earlier one
   std::shared_ptr<const Layout> layout_;
   std::vector<ServerEnd> servers_;
   std::vector<Stream> streams_;
   uint64_t streams_generation_ = 0;
   std::map<uint64_t, std::pair<uint64_t, uint64_t>> parameters_;  // chunk -> (version, hash): the one buffer
-  std::unique_ptr<Work> work_;
+  std::shared_ptr<Work> work_;
   uint64_t gradient_hash_ = 0;  // of the last computed round: what pushes carry
 };
 
