@@ -11,7 +11,7 @@
 namespace sluice {
 namespace {
 
-constexpr uint64_t kMaxEvents = 400000;
+constexpr uint64_t kMaxEvents = 60000;
 
 }  // namespace
 
