@@ -1,8 +1,9 @@
 // The frame codec of the data plane: v1::ChunkFrame as grpc::ByteBuffer without copying payloads.
 //
-// Written by hand, yet a valid protobuf message: slice 0 holds the encoded control part, the payload's tag and length; the
-// payload follows as borrowed slices. Parsed in place: everything but the payload into a ChunkFrame, the payload as slices.
-// Any legal encoding is accepted: the canonical one (payload once, last) in place, every other through the protobuf parser.
+// Written by hand, yet a valid protobuf message: slice 0 holds the encoded control part, the payload's tag and length;
+// the payload follows as borrowed slices. Parsed in place: everything but the payload into a ChunkFrame, the payload as
+// slices. Any legal encoding is accepted: the canonical one (payload once, last) in place, every other through the
+// protobuf parser.
 #ifndef SLUICE_COMMON_FRAME_H_
 #define SLUICE_COMMON_FRAME_H_
 

@@ -22,8 +22,8 @@ absl::StatusOr<SpecFormat> SpecFormatOf(std::string_view path);
 // Nothing is filled in or checked beyond types.
 absl::StatusOr<v1::JobSpec> ParseJobSpec(std::string_view text, SpecFormat format, std::string_view file_name);
 
-// "train.rounds=500", "model.mlp.hidden=[128,64]": sets one field by its path; value in YAML. Setting a member of a oneof
-// replaces the others.
+// "train.rounds=500", "model.mlp.hidden=[128,64]": sets one field by its path; value in YAML. Setting a member of a
+// oneof replaces the others.
 absl::Status SetSpecField(v1::JobSpec* spec, std::string_view assignment);
 
 // Fills in every default that follows from the spec alone (sizes that the data decides come from the client).

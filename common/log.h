@@ -1,7 +1,8 @@
 // One log for a process: spdlog to stderr, "2026-01-31 12:00:00.123 I server-1 ...". Thread-safe.
 //
 //   LOG_INFO("job {} generation {}", id, generation);      // fmt syntax
-//   CHECK(n > 0) << "...";  is not here: CHECK(cond, "fmt", args...) aborts; it is for our own bugs, never for a peer's.
+//   CHECK(n > 0) << "...";  is not here: CHECK(cond, "fmt", args...) aborts; it is for our own bugs, never for a
+//   peer's.
 #ifndef SLUICE_COMMON_LOG_H_
 #define SLUICE_COMMON_LOG_H_
 
@@ -25,13 +26,13 @@ inline void InitLog(const std::string& process, const std::string& level = "info
 #define LOG_WARN(...) ::spdlog::warn(__VA_ARGS__)
 #define LOG_ERROR(...) ::spdlog::error(__VA_ARGS__)
 
-#define CHECK(cond, ...)                                                         \
-  do {                                                                           \
-    if (!(cond)) [[unlikely]] {                                                  \
-      ::spdlog::critical("{}:{}: CHECK({}) failed", __FILE__, __LINE__, #cond);  \
-      __VA_OPT__(::spdlog::critical(__VA_ARGS__);)                               \
-      ::std::abort();                                                            \
-    }                                                                            \
+#define CHECK(cond, ...)                                                        \
+  do {                                                                          \
+    if (!(cond)) [[unlikely]] {                                                 \
+      ::spdlog::critical("{}:{}: CHECK({}) failed", __FILE__, __LINE__, #cond); \
+      __VA_OPT__(::spdlog::critical(__VA_ARGS__);)                              \
+      ::std::abort();                                                           \
+    }                                                                           \
   } while (false)
 
 #ifdef NDEBUG

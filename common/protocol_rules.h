@@ -1,4 +1,5 @@
-// Rules of the protocol (docs/protocol.md) that a test may switch off to show what they are for. All hold in production.
+// Rules of the protocol (docs/protocol.md) that a test may switch off to show what they are for. All hold in
+// production.
 #ifndef SLUICE_COMMON_PROTOCOL_RULES_H_
 #define SLUICE_COMMON_PROTOCOL_RULES_H_
 

@@ -1,5 +1,5 @@
-// A node's end of the control plane: keeps one Session stream to the scheduler open for as long as it lives, registers on
-// every opening, sends heartbeats, reconnects with a short growing delay (50 ms to 1 s).
+// A node's end of the control plane: keeps one Session stream to the scheduler open for as long as it lives, registers
+// on every opening, sends heartbeats, reconnects with a short growing delay (50 ms to 1 s).
 #ifndef SLUICE_COMMON_SESSION_H_
 #define SLUICE_COMMON_SESSION_H_
 
@@ -18,11 +18,11 @@ class Session {
   struct Callbacks {
     // What to say on (re-)opening. Called on a session thread.
     std::function<v1::Register()> make_register;
-    // Everything that comes down, Welcome included, in order, one at a time. After Welcome the owner sends again what the
-    // scheduler may have missed (ShardProgress, SnapshotDone, ...).
+    // Everything that comes down, Welcome included, in order, one at a time. After Welcome the owner sends again what
+    // the scheduler may have missed (ShardProgress, SnapshotDone, ...).
     std::function<void(const v1::SchedulerMessage&)> on_message;
-    // The scheduler refused this node for good (another protocol version, superseded by a newer incarnation): the process
-    // should end. Not called for breaks, which are retried for ever.
+    // The scheduler refused this node for good (another protocol version, superseded by a newer incarnation): the
+    // process should end. Not called for breaks, which are retried for ever.
     std::function<void(const absl::Status&)> on_refused;
   };
 

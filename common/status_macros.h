@@ -26,10 +26,10 @@ inline absl::Status Annotate(const absl::Status& status, std::string_view contex
 #define SLUICE_CONCAT_INNER(a, b) a##b
 #define SLUICE_CONCAT(a, b) SLUICE_CONCAT_INNER(a, b)
 
-#define RETURN_IF_ERROR(expr)                            \
-  do {                                                   \
-    absl::Status sluice_status_ = (expr);                \
-    if (!sluice_status_.ok()) return sluice_status_;     \
+#define RETURN_IF_ERROR(expr)                        \
+  do {                                               \
+    absl::Status sluice_status_ = (expr);            \
+    if (!sluice_status_.ok()) return sluice_status_; \
   } while (false)
 
 #define ASSIGN_OR_RETURN(lhs, expr) ASSIGN_OR_RETURN_IMPL(SLUICE_CONCAT(sluice_statusor_, __LINE__), lhs, expr)

@@ -16,13 +16,13 @@ namespace sluice {
 
 // Samples in host memory. Token models use tokens and targets, dense ones features and labels.
 struct Batch {
-  int64_t rows = 0;               // B
-  int64_t length = 0;             // T (token models): the longest row; shorter ones are padded with token 0
-  std::vector<int32_t> tokens;    // [B, T]
-  std::vector<int32_t> targets;   // [B, T]; -1: no prediction there
-  std::vector<float> features;    // [B, inputs]
-  std::vector<int32_t> labels;    // [B]
-  int64_t count = 0;              // targets that count (not -1), or rows
+  int64_t rows = 0;              // B
+  int64_t length = 0;            // T (token models): the longest row; shorter ones are padded with token 0
+  std::vector<int32_t> tokens;   // [B, T]
+  std::vector<int32_t> targets;  // [B, T]; -1: no prediction there
+  std::vector<float> features;   // [B, inputs]
+  std::vector<int32_t> labels;   // [B]
+  int64_t count = 0;             // targets that count (not -1), or rows
 };
 
 // Immutable after opening; thread-safe.
@@ -41,9 +41,9 @@ class Dataset {
   virtual uint32_t classes() const = 0;
 };
 
-// Opens and checks everything at once: unreadable or malformed files (name, line or offset, cause), data shorter than one
-// block, tokens outside the vocabulary, sizes that differ from the model's. Paths are resolved under `data_root` where it
-// is not empty: what leads out of it is PERMISSION_DENIED. `spec` may lack the sizes that the data decides.
+// Opens and checks everything at once: unreadable or malformed files (name, line or offset, cause), data shorter than
+// one block, tokens outside the vocabulary, sizes that differ from the model's. Paths are resolved under `data_root`
+// where it is not empty: what leads out of it is PERMISSION_DENIED. `spec` may lack the sizes that the data decides.
 absl::StatusOr<std::shared_ptr<const Dataset>> OpenDataset(const v1::JobSpec& spec, const std::string& data_root);
 
 }  // namespace sluice
