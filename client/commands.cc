@@ -178,7 +178,8 @@ int PrintEnd(const v1::JobStatus& status, const ClientEnvironment& environment) 
                                ? absl::StrCat(" in ", ShortDuration(absl::Seconds(seconds)))
                                : "";
   const std::string rounds = absl::StrCat(status.rounds_done(), " rounds", took);
-  const std::string why = status.message().empty() ? "" : absl::StrCat(": ", status.message());
+  const bool says_more = !status.message().empty() && status.message() != StateName(status.state());
+  const std::string why = says_more ? absl::StrCat(": ", status.message()) : "";
   switch (status.state()) {
     case v1::SUCCEEDED:
       *environment.out << status.job_id() << " succeeded: " << rounds << std::endl;

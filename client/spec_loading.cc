@@ -129,8 +129,10 @@ absl::StatusOr<v1::JobSpec> LoadSpec(const SpecSource& source, DataPaths paths) 
       }
     }
   }
-  for (const std::string& set : source.sets)
-    RETURN_IF_ERROR(Annotate(SetSpecField(&spec, set), absl::StrCat("--set ", set)));
+  for (const std::string& set : source.sets) {
+    const absl::Status status = SetSpecField(&spec, set);
+    if (!status.ok()) return absl::Status(status.code(), absl::StrCat("--set ", status.message()));
+  }
   if (!source.name.empty()) spec.set_name(source.name);
 
   bool readable = true;
