@@ -27,9 +27,9 @@ struct ServerTestPlan {
   uint64_t hidden = 0;
   bool stream = false;
   double clip_norm = 0;
-  std::optional<v1::Verdict> verdict;
-  std::optional<v1::CheckpointRef> checkpoint;
-  std::string init_path;
+  std::optional<v1::Verdict> verdict = {};
+  std::optional<v1::CheckpointRef> checkpoint = {};
+  std::string init_path = {};
 
   v1::Plan Proto() const;
   std::shared_ptr<const Layout> Make() const;
