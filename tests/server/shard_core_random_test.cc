@@ -180,9 +180,13 @@ void TrySeed(uint64_t seed, int* transitions) {
   for (const auto& [round, record] : disturbed.Records()) {
     EXPECT_EQ(record.loss(), want.at(round).loss());
     EXPECT_EQ(record.gradient_norm(), want.at(round).gradient_norm());
-    if (!plan.stream) EXPECT_EQ(record.skipped(), want.at(round).skipped()) << round;
+    if (!plan.stream) {
+      EXPECT_EQ(record.skipped(), want.at(round).skipped()) << round;
+    }
   }
-  if (!plan.stream) EXPECT_EQ(disturbed.Records().size(), plan.rounds);
+  if (!plan.stream) {
+    EXPECT_EQ(disturbed.Records().size(), plan.rounds);
+  }
   *transitions += disturbed.transitions();
 }
 
