@@ -29,11 +29,15 @@ absl::StatusOr<std::string> ResolveInitPath(const std::string& path, const std::
                                             const std::string& checkpoint_root) {
   if (path.empty() || data_root.empty()) return path;
   std::error_code error;
-  const fs::path root = fs::weakly_canonical(fs::absolute(data_root), error);
+  const fs::path root = fs::weakly_canonical(fs::absolute(data_root, error), error);
+  if (error) return absl::InvalidArgumentError(absl::StrCat("--data_root ", data_root, ": ", error.message()));
   const fs::path full = fs::weakly_canonical(root / path, error);  // an absolute `path` replaces root here
   if (error) return absl::InvalidArgumentError(absl::StrCat("init.path: ", path, ": ", error.message()));
-  const fs::path checkpoints = fs::weakly_canonical(fs::absolute(checkpoint_root), error);
-  if (Within(full, root) || (!checkpoint_root.empty() && Within(full, checkpoints))) return full.string();
+  if (Within(full, root)) return full.string();
+  if (!checkpoint_root.empty()) {
+    const fs::path checkpoints = fs::weakly_canonical(fs::absolute(checkpoint_root, error), error);
+    if (!error && Within(full, checkpoints)) return full.string();
+  }
   return absl::PermissionDeniedError(absl::StrCat("init.path: ", path, " leads to ", full.string(),
                                                   ", outside the data root ", root.string(),
                                                   "; move the folder there or start the server with another "

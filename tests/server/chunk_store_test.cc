@@ -1,0 +1,377 @@
+#include "server/chunk_store.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <random>
+
+#include "common/job_spec.h"
+#include "common/philox.h"
+#include "tests/server/server_test_plan.h"
+
+namespace sluice {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+Payload Bytes(const std::vector<float>& values) {
+  return Payload({grpc::Slice(values.data(), values.size() * sizeof(float))});
+}
+
+// The whole space as a server without any sharding holds it: filled, then `rounds` updates with pushed gradients.
+struct Whole {
+  std::vector<float> value, momentum;
+};
+
+std::vector<float> Gradient(uint64_t parameters, uint64_t round, uint32_t contributor) {
+  std::mt19937 rng(static_cast<uint32_t>(round * 100 + contributor));
+  std::vector<float> g(parameters);
+  for (float& x : g) x = static_cast<float>(rng()) / 2147483648.0f - 1;
+  return g;
+}
+
+v1::Verdict Go(uint64_t round, float scale = 0.25f) {
+  v1::Verdict verdict;
+  verdict.set_round(round);
+  verdict.set_gradient_scale(scale);
+  return verdict;
+}
+
+Whole Train(const ServerTestPlan& plan, uint64_t rounds) {
+  const auto layout = plan.Make();
+  const uint64_t parameters = layout->space().size();
+  ChunkStore store(layout);
+  auto source = ChunkSource::Open(*layout, "", "");
+  EXPECT_TRUE(source.ok()) << source.status();
+  Whole whole;
+  for (uint64_t c = 0; c < layout->table().chunks(); ++c) {
+    EXPECT_TRUE(store.Load(**source, c, 0).ok());
+    const Range range = layout->table().range(c);
+    for (uint64_t round = 0; round < rounds; ++round) {
+      for (uint32_t who : {1u, 0u, 2u}) {
+        const std::vector<float> g = Gradient(parameters, round, who);
+        store.Add(c, who, 3, Bytes({g.begin() + range.begin, g.begin() + range.end}));
+      }
+      EXPECT_TRUE(store.Finish(c, 3).finite);
+      store.Apply(c, Go(round), false);
+    }
+    absl::StatusOr<ChunkValue> value = store.Get(c, rounds);
+    EXPECT_TRUE(value.ok());
+    whole.value.insert(whole.value.end(), value->data.get(), value->data.get() + value->elements);
+  }
+  return whole;
+}
+
+bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+TEST(ChunkStore, TheChunkSizeChangesNoBit) {
+  ServerTestPlan plan;
+  plan.hidden = 50;
+  plan.chunk_elements = 1000;
+  const Whole whole = Train(plan, 3);
+  for (const uint64_t chunk : {1, 3, 16, 37, 100, 255}) {
+    plan.chunk_elements = chunk;
+    EXPECT_TRUE(SameBits(Train(plan, 3).value, whole.value)) << chunk;
+  }
+  // It did move: and by the rule of SGD with momentum, of the first round at least.
+  const Whole first = Train(plan, 1), initial = Train(plan, 0);
+  const auto layout = plan.Make();
+  for (size_t i = 0; i < first.value.size(); ++i) {
+    const float sum = Gradient(first.value.size(), 0, 0)[i] + Gradient(first.value.size(), 0, 1)[i] +
+                      Gradient(first.value.size(), 0, 2)[i];
+    EXPECT_NEAR(first.value[i], initial.value[i] - 0.5f * 0.25f * sum, 1e-6);
+  }
+}
+
+TEST(ChunkStore, InitialValuesComeFromTheSeedAndTheTensor) {
+  ServerTestPlan plan;
+  const auto layout = plan.Make();
+  const Whole initial = Train(plan, 0);
+  for (const Tensor& t : layout->space().tensors()) {
+    std::vector<float> want(t.elements);
+    FillInitial(t, layout->plan().spec().train().seed(), 0, t.elements, want.data());
+    EXPECT_TRUE(SameBits({initial.value.begin() + t.offset, initial.value.begin() + t.offset + t.elements}, want));
+  }
+}
+
+class ChunkStoreTest : public ::testing::Test {
+ protected:
+  ChunkStoreTest() : layout_(ServerTestPlan{.chunk_elements = 8}.Make()), store_(layout_) {
+    source_ = *ChunkSource::Open(*layout_, "", "");
+    EXPECT_TRUE(store_.Load(*source_, 0, 0).ok());
+  }
+  void Push(uint32_t who, float x) { store_.Add(0, who, 2, Bytes(std::vector<float>(8, x))); }
+  std::vector<float> Value(uint64_t version) {
+    absl::StatusOr<ChunkValue> value = store_.Get(0, version);
+    if (!value.ok()) return {};
+    return {value->data.get(), value->data.get() + value->elements};
+  }
+
+  const std::shared_ptr<const Layout> layout_;
+  ChunkStore store_;
+  std::shared_ptr<const ChunkSource> source_;
+};
+
+TEST_F(ChunkStoreTest, TwoVersionsAreThere) {
+  const std::vector<float> v0 = Value(0);
+  for (uint64_t round = 0; round < 3; ++round) {
+    Push(0, 1);
+    Push(1, 2);
+    store_.Apply(0, Go(round), false);
+  }
+  EXPECT_EQ(store_.Get(0, 1).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(Value(2).size(), 8u);
+  EXPECT_EQ(Value(3).size(), 8u);
+  EXPECT_EQ(store_.Get(0, 4).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(store_.Get(1, 0).status().code(), absl::StatusCode::kNotFound);
+  store_.DropPrevious(0);
+  EXPECT_EQ(store_.Get(0, 2).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_NE(Value(3), v0);
+}
+
+TEST_F(ChunkStoreTest, ValuesThatSomebodyHoldsDoNotChange) {
+  absl::StatusOr<ChunkValue> held = store_.Get(0, 0);
+  ASSERT_TRUE(held.ok());
+  const std::vector<float> before = Value(0);
+  for (uint64_t round = 0; round < 5; ++round) {
+    Push(0, 1);
+    Push(1, 1);
+    store_.Apply(0, Go(round), false);
+  }
+  EXPECT_EQ(std::memcmp(held->data.get(), before.data(), 32), 0);
+}
+
+TEST_F(ChunkStoreTest, ASkipKeepsTheValueUnderTheNextVersion) {
+  const std::vector<float> v0 = Value(0);
+  v1::Verdict skip;
+  skip.set_skip(true);
+  Push(0, 1);
+  Push(1, 1);
+  store_.Apply(0, skip, false);
+  EXPECT_EQ(Value(1), v0);
+  EXPECT_EQ(Value(0), v0);
+  // The optimizer's state did not move either: the next round is a first one.
+  Push(0, 1);
+  Push(1, 1);
+  store_.Apply(0, Go(1), false);
+  for (size_t i = 0; i < 8; ++i) EXPECT_NEAR(Value(2)[i], v0[i] - 0.5 * 0.25 * 2, 1e-6);
+}
+
+TEST_F(ChunkStoreTest, ANonFiniteSumKeepsTheValueWhereAsked) {
+  const std::vector<float> v0 = Value(0);
+  Push(0, 1);
+  Push(1, std::numeric_limits<float>::infinity());
+  const SumResult sum = store_.Finish(0, 2);
+  EXPECT_FALSE(sum.finite);
+  EXPECT_THAT(sum.nonfinite_contributors, ElementsAre(1));
+  store_.Apply(0, Go(0), /*skip_nonfinite=*/true);
+  EXPECT_EQ(Value(1), v0);
+}
+
+TEST_F(ChunkStoreTest, OnlyEmptyContributionsAreAZeroGradient) {
+  const std::vector<float> v0 = Value(0);
+  store_.Add(0, 0, 2, Payload());
+  store_.Add(0, 1, 2, Payload());
+  const SumResult sum = store_.Finish(0, 2);
+  EXPECT_TRUE(sum.finite);
+  double total = 0;
+  for (const auto& [block, s] : sum.blocks) total += s;
+  EXPECT_EQ(total, 0);
+  store_.Apply(0, Go(0), false);
+  EXPECT_EQ(Value(1), v0);
+}
+
+TEST_F(ChunkStoreTest, DiscardForgetsWhatIsHeld) {
+  const std::vector<float> v0 = Value(0);
+  Push(1, 100);
+  store_.DiscardSum(0);
+  Push(1, 1);
+  Push(0, 1);
+  store_.Apply(0, Go(0), false);
+  for (size_t i = 0; i < 8; ++i) EXPECT_NEAR(Value(1)[i], v0[i] - 0.5 * 0.25 * 2, 1e-6);
+}
+
+TEST_F(ChunkStoreTest, MemoryStaysWhatItIs) {
+  size_t mapped = 0;
+  for (uint64_t round = 0; round < 200; ++round) {
+    Push(0, 1);
+    Push(1, 1);
+    store_.Finish(0, 2);
+    store_.Apply(0, Go(round), false);
+    if (round == 3) mapped = store_.mapped_bytes();
+  }
+  EXPECT_EQ(store_.mapped_bytes(), mapped);
+}
+
+TEST(ChunkStoreMemory, BytesPerElement) {
+  v1::JobSpec spec;
+  spec.mutable_optimizer()->mutable_sgd()->set_learning_rate(1);
+  spec.mutable_train()->set_nonfinite(v1::TrainSpec::SKIP_CHUNK);
+  EXPECT_EQ(ChunkStore::BytesPerElement(spec), 8u);
+  spec.mutable_train()->set_nonfinite(v1::TrainSpec::SKIP_ROUND);
+  EXPECT_EQ(ChunkStore::BytesPerElement(spec), 12u);
+  spec.mutable_optimizer()->mutable_sgd()->set_momentum(0.5);
+  EXPECT_EQ(ChunkStore::BytesPerElement(spec), 16u);
+  spec.mutable_optimizer()->mutable_adam()->set_learning_rate(1);
+  EXPECT_EQ(ChunkStore::BytesPerElement(spec), 20u);
+}
+
+// ---------------------------------------------------------------------------------- checkpoints, init folders, paths
+
+class ChunkSourceTest : public ::testing::Test {
+ protected:
+  ChunkSourceTest() {
+    std::string pattern = testing::TempDir() + "/chunk_source_XXXXXX";
+    EXPECT_NE(mkdtemp(pattern.data()), nullptr);
+    root_ = pattern;
+  }
+  ~ChunkSourceTest() override { std::filesystem::remove_all(root_); }
+
+  // Trains two rounds with chunks of 3 and publishes version 2 as <root>/job/t1-v2.
+  std::string Publish(Whole* at_two) {
+    const auto layout = ServerTestPlan{.shards = 2, .chunk_elements = 3}.Make();
+    ChunkStore store(layout);
+    auto source = ChunkSource::Open(*layout, "", "");
+    v1::CheckpointManifest manifest;
+    manifest.set_job_id("job");
+    manifest.set_timeline(1);
+    manifest.set_version(2);
+    *manifest.mutable_spec() = layout->plan().spec();
+    manifest.set_parameters(8);
+    manifest.set_chunk_elements(3);
+    manifest.set_shards(2);
+    manifest.add_slots("value");
+    manifest.add_slots("momentum");
+    at_two->value.resize(8);
+    for (uint32_t s = 0; s < 2; ++s) {
+      std::vector<ShardFileWriter::Piece> pieces;
+      for (const char* slot : {"value", "momentum"}) {
+        for (uint64_t c = s; c < 3; c += 2) {
+          pieces.push_back({slot, layout->table().range(c).begin, layout->table().range(c).size()});
+        }
+      }
+      auto writer =
+          ShardFileWriter::Create(root_ + "/job/" + StagingFolderName(1, 2) + "/" + ShardFileName(s, 2), pieces);
+      EXPECT_TRUE(writer.ok()) << writer.status();
+      for (uint64_t c = s; c < 3; c += 2) {
+        EXPECT_TRUE(store.Load(**source, c, 0).ok());
+        const Range range = layout->table().range(c);
+        for (uint64_t round = 0; round < 2; ++round) {
+          const std::vector<float> g = Gradient(8, round, 0);
+          store.Add(c, 0, 1, Bytes({g.begin() + range.begin, g.begin() + range.end}));
+          store.Apply(c, Go(round), false);
+        }
+        EXPECT_TRUE(store.Save(c, writer->get()).ok());
+        std::copy_n((*store.Get(c, 2)).data.get(), range.size(), at_two->value.begin() + range.begin);
+      }
+      absl::StatusOr<v1::CheckpointFile> file = (*writer)->Finish();
+      EXPECT_TRUE(file.ok()) << file.status();
+      *manifest.add_files() = *file;
+      manifest.mutable_files(s)->set_shard(s);
+    }
+    absl::StatusOr<std::string> folder = PublishCheckpoint(root_ + "/job", manifest);
+    EXPECT_TRUE(folder.ok()) << folder.status();
+    return folder.ok() ? *folder : "";
+  }
+
+  // One round more from what the plan says it starts from; `rounds` 0: the first values.
+  static absl::StatusOr<std::vector<float>> From(const ServerTestPlan& plan, uint64_t version, bool one_more,
+                                                 const std::string& data_root = "",
+                                                 const std::string& checkpoint_root = "") {
+    const auto layout = plan.Make();
+    ChunkStore store(layout);
+    auto source = ChunkSource::Open(*layout, data_root, checkpoint_root);
+    if (!source.ok()) return source.status();
+    std::vector<float> out;
+    for (uint64_t c = 0; c < layout->table().chunks(); ++c) {
+      if (absl::Status s = store.Load(**source, c, version); !s.ok()) return s;
+      const Range range = layout->table().range(c);
+      if (one_more) {
+        const std::vector<float> g = Gradient(8, version, 0);
+        store.Add(c, 0, 1, Bytes({g.begin() + range.begin, g.begin() + range.end}));
+        store.Apply(c, Go(version), false);
+      }
+      absl::StatusOr<ChunkValue> value = store.Get(c, version + one_more);
+      if (!value.ok()) return value.status();
+      out.insert(out.end(), value->data.get(), value->data.get() + value->elements);
+    }
+    return out;
+  }
+
+  std::string root_;
+};
+
+TEST_F(ChunkSourceTest, ACheckpointGoesOnInAnyLayout) {
+  Whole at_two;
+  const std::string folder = Publish(&at_two);
+  // Three rounds without a break.
+  std::vector<float> want;
+  {
+    const auto layout = ServerTestPlan{.chunk_elements = 8}.Make();
+    ChunkStore store(layout);
+    ASSERT_TRUE(store.Load(**ChunkSource::Open(*layout, "", ""), 0, 0).ok());
+    for (uint64_t round = 0; round < 3; ++round) {
+      store.Add(0, 0, 1, Bytes(Gradient(8, round, 0)));
+      store.Apply(0, Go(round), false);
+    }
+    want.assign((*store.Get(0, 3)).data.get(), (*store.Get(0, 3)).data.get() + 8);
+  }
+  for (const uint64_t chunk : {1, 2, 5, 8}) {
+    ServerTestPlan plan{.chunk_elements = chunk, .start = 2};
+    plan.checkpoint.emplace().set_directory(folder);
+    plan.checkpoint->set_version(2);
+    absl::StatusOr<std::vector<float>> got = From(plan, 2, /*one_more=*/true);
+    ASSERT_TRUE(got.ok()) << got.status();
+    EXPECT_TRUE(SameBits(*got, want)) << chunk;
+  }
+}
+
+TEST_F(ChunkSourceTest, InitTakesTheValuesAndAFreshOptimizer) {
+  Whole at_two;
+  ServerTestPlan plan{.init_path = Publish(&at_two)};
+  absl::StatusOr<std::vector<float>> got = From(plan, 0, false);
+  ASSERT_TRUE(got.ok()) << got.status();
+  EXPECT_TRUE(SameBits(*got, at_two.value));
+  got = From(plan, 0, true);
+  ASSERT_TRUE(got.ok());
+  for (size_t i = 0; i < 8; ++i) EXPECT_NEAR((*got)[i], at_two.value[i] - 0.5 * 0.25 * Gradient(8, 0, 0)[i], 1e-6);
+}
+
+TEST_F(ChunkSourceTest, PathsStayUnderTheRoots) {
+  Whole at_two;
+  const std::string folder = Publish(&at_two);
+  std::filesystem::create_directories(root_ + "/data");
+  ServerTestPlan plan{.init_path = folder};
+  EXPECT_TRUE(From(plan, 0, false, root_ + "/data", root_).ok());  // a checkpoint of this cluster
+  const absl::Status outside = From(plan, 0, false, root_ + "/data", root_ + "/elsewhere").status();
+  EXPECT_EQ(outside.code(), absl::StatusCode::kPermissionDenied);
+  EXPECT_THAT(std::string(outside.message()), HasSubstr("--data_root"));
+  plan.init_path = "job/t1-v2";
+  EXPECT_TRUE(From(plan, 0, false, root_, "").ok());
+  plan.init_path = "../" + std::filesystem::path(root_).filename().string() + "/job/t1-v2";
+  EXPECT_TRUE(From(plan, 0, false, root_, "").ok());
+  EXPECT_EQ(From(plan, 0, false, root_ + "/data", "").status().code(), absl::StatusCode::kPermissionDenied);
+}
+
+TEST_F(ChunkSourceTest, WrongFoldersAreNamed) {
+  ServerTestPlan plan{.init_path = root_ + "/nothing"};
+  EXPECT_EQ(From(plan, 0, false).status().code(), absl::StatusCode::kInvalidArgument);  // an MLP has no other format
+  plan.init_path = "";
+  plan.checkpoint.emplace().set_directory(root_ + "/nothing");
+  const absl::Status missing = From(plan, 0, false).status();
+  EXPECT_EQ(missing.code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(std::string(missing.message()), HasSubstr("nothing"));
+  Whole at_two;
+  plan.checkpoint->set_directory(Publish(&at_two));
+  plan.hidden = 3;  // another model
+  EXPECT_EQ(From(plan, 0, false).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace sluice

@@ -1,0 +1,111 @@
+#include "server/commit_queue.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "common/frame.h"
+
+namespace sluice {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::Pair;
+
+class RecordingStream : public ByteStream {
+ public:
+  void Write(grpc::ByteBuffer message) override {
+    absl::StatusOr<ParsedFrame> frame = ParseFrame(std::move(message));
+    ASSERT_TRUE(frame.ok()) << frame.status();
+    frames.push_back(*std::move(frame));
+  }
+  size_t queued_bytes() const override { return 0; }
+  void Close(const absl::Status&) override {}
+
+  std::vector<ParsedFrame> frames;
+};
+
+ChunkValue Value(size_t elements, float x) {
+  std::shared_ptr<float[]> data(new float[elements]);
+  std::fill_n(data.get(), elements, x);
+  return {data, elements};
+}
+
+class CommitQueueTest : public ::testing::Test {
+ protected:
+  // (chunk, version) in the order of sending; checks payloads: the first element is chunk * 10 + version.
+  std::vector<std::pair<uint64_t, uint64_t>> Sent() {
+    std::vector<std::pair<uint64_t, uint64_t>> out;
+    for (const ParsedFrame& frame : stream_->frames) {
+      size_t offset = 0;
+      for (const v1::ChunkHeader& h : frame.control.header()) {
+        EXPECT_EQ(h.generation(), 7u);
+        float first;
+        frame.payload.Sub(offset, sizeof(float)).CopyTo(&first);
+        EXPECT_EQ(first, h.chunk() * 10 + h.round());
+        offset += h.elements() * sizeof(float);
+        out.emplace_back(h.chunk(), h.round());
+      }
+      EXPECT_EQ(offset, frame.payload.size());
+    }
+    return out;
+  }
+  bool Add(uint64_t chunk, uint64_t version, size_t elements = 4) {
+    return queue_.Add(chunk, version, Value(elements, static_cast<float>(chunk * 10 + version)));
+  }
+
+  std::shared_ptr<RecordingStream> stream_ = std::make_shared<RecordingStream>();
+  CommitQueue queue_{stream_, 7};
+};
+
+TEST_F(CommitQueueTest, NeighboursTravelTogetherInChunkOrder) {
+  EXPECT_TRUE(Add(2, 1));
+  EXPECT_FALSE(Add(0, 1));  // a flush is due already
+  EXPECT_FALSE(Add(1, 1));
+  queue_.Flush();
+  EXPECT_THAT(Sent(), ElementsAre(Pair(0, 1), Pair(1, 1), Pair(2, 1)));
+  EXPECT_EQ(stream_->frames.size(), 1u);
+  EXPECT_TRUE(Add(0, 2));
+  queue_.Flush();
+  queue_.Flush();  // nothing waits
+  EXPECT_EQ(stream_->frames.size(), 2u);
+}
+
+TEST_F(CommitQueueTest, OnlyTheNewestTwoVersionsWait) {
+  for (uint64_t version = 0; version < 6; ++version) Add(3, version);
+  queue_.Flush();
+  EXPECT_THAT(Sent(), ElementsAre(Pair(3, 4), Pair(3, 5)));
+}
+
+TEST_F(CommitQueueTest, FramesEndAtAMebibyte) {
+  const size_t elements = (300 << 10) / sizeof(float);
+  for (uint64_t chunk = 0; chunk < 7; ++chunk) Add(chunk, 1, elements);
+  queue_.Flush();
+  EXPECT_EQ(Sent().size(), 7u);
+  ASSERT_EQ(stream_->frames.size(), 3u);
+  for (const ParsedFrame& frame : stream_->frames) EXPECT_LE(frame.payload.size(), kMaxFramePayload);
+}
+
+TEST_F(CommitQueueTest, ALargeChunkTravelsAlone) {
+  Add(0, 1);
+  Add(1, 1, (3 << 20) / sizeof(float));
+  Add(2, 1);
+  queue_.Flush();
+  EXPECT_THAT(Sent(), ElementsAre(Pair(0, 1), Pair(1, 1), Pair(2, 1)));
+  EXPECT_EQ(stream_->frames.size(), 3u);
+}
+
+TEST_F(CommitQueueTest, ManyTinyChunksDoNotOverflowTheControlPart) {
+  for (uint64_t chunk = 0; chunk < 100000; ++chunk) Add(chunk, 1, 1);
+  queue_.Flush();
+  size_t headers = 0;
+  for (const ParsedFrame& frame : stream_->frames) {
+    EXPECT_LE(frame.control.ByteSizeLong(), kMaxFrameControl / 8);
+    headers += frame.control.header_size();
+  }
+  EXPECT_EQ(headers, 100000u);
+}
+
+}  // namespace
+}  // namespace sluice
