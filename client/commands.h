@@ -33,6 +33,7 @@ struct ClientEnvironment {
   bool out_is_terminal = false;
   int columns = 80;
   std::function<std::string(const std::string&)> getenv;  // "" for what is not set
+  std::string program = "sluice";                         // as the user called it, for lines to be pasted
   std::string program_folder;                             // where the daemons lie
   Interrupt* interrupt = nullptr;
 };

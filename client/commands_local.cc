@@ -215,7 +215,7 @@ absl::Status LocalRun::PrintSample(const std::string& folder) {
 
 // The command line again, going on from the checkpoint; from the beginning where there is none.
 std::string LocalRun::ResumeLine(const std::string& checkpoint) const {
-  std::vector<std::string> line = {"sluice"};
+  std::vector<std::string> line = {ShellQuote(environment_.program)};
   for (size_t i = 0; i < words_.size(); ++i) {
     const bool from = words_[i].rfind("--resume", 0) == 0 || words_[i].rfind("--init", 0) == 0;
     if (!checkpoint.empty() && from) {

@@ -41,6 +41,7 @@ int main(int argc, char** argv) {
     const char* value = std::getenv(name.c_str());
     return std::string(value != nullptr ? value : "");
   };
+  if (argc > 0) environment.program = argv[0];
   std::error_code error;
   environment.program_folder = std::filesystem::read_symlink("/proc/self/exe", error).parent_path().string();
   environment.interrupt = &interrupt;
