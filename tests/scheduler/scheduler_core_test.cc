@@ -1,0 +1,784 @@
+// SchedulerCore through the lives of jobs and nodes, one event at a time.
+#include "scheduler/scheduler_core.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "tests/scheduler/core_fixture.h"
+
+namespace sluice {
+namespace {
+
+using Kind = v1::SchedulerMessage;
+
+// Two servers, two workers, a job of two replicas that runs.
+class RunningJob : public CoreFixture {
+ public:
+  explicit RunningJob(v1::JobSpec spec = SmallSpec(2)) {
+    Server("s0");
+    Server("s1");
+    Worker("w0");
+    Worker("w1");
+    Settle();
+    job = Submit(spec);
+    Record(job, 0);
+    Clear();
+    log.clear();
+    EXPECT_EQ(state(job), v1::RUNNING);
+  }
+  std::string job;
+};
+
+TEST(SchedulerCore, NormalLife) {
+  CoreFixture f;
+  const std::string job = f.Submit(SmallSpec(2));
+  EXPECT_EQ(job, "small-1");
+  EXPECT_EQ(f.state(job), v1::QUEUED);
+  EXPECT_EQ(f.status(job).message(), "waiting for 2 workers (0 idle) and 1 server (0)");
+  f.Server("s0");
+  f.Server("s1");
+  f.Worker("w0");
+  f.Settle();
+  EXPECT_EQ(f.status(job).message(), "waiting for 2 workers (1 idle) and 1 server (2)");
+  f.Worker("w1");
+  f.Settle();
+  ASSERT_EQ(f.state(job), v1::STARTING);
+  EXPECT_EQ(f.log[f.log.size() - 5], "persist g1") << "on disk before anybody hears of it";
+  const v1::Plan& plan = f.plan(job);
+  EXPECT_EQ(plan.generation(), 1u);
+  EXPECT_EQ(plan.timeline(), 1u);
+  EXPECT_EQ(plan.start(), 0u);
+  EXPECT_EQ(plan.discipline(), v1::Plan::VERDICT);
+  EXPECT_EQ(f.PlanServers(job).size(), 2u);
+  for (const char* name : {"s0", "s1", "w0", "w1"}) {
+    EXPECT_EQ(f.node(name).inbox.front().kind_case(), Kind::kWelcome);
+    EXPECT_EQ(f.node(name).Count(Kind::kPlan), 1) << name;
+  }
+  f.Record(job, 0);
+  EXPECT_EQ(f.state(job), v1::RUNNING);
+  f.Rounds(job, 1, 4);
+  f.Checkpoint(job, 4);
+  EXPECT_EQ(f.status(job).last_checkpoint().version(), 4u);
+  ASSERT_EQ(f.published.size(), 1u);
+  EXPECT_EQ(f.published[0].files_size(), static_cast<int>(plan.shards()));
+  EXPECT_EQ(f.published[0].data_position(), 16u);
+  EXPECT_EQ(f.published[0].slots_size(), 3);
+  f.Clear();
+  f.Rounds(job, 4, 10);
+  for (uint32_t shard = 0; shard < f.plan(job).shards(); ++shard) f.Final(job, shard);
+  EXPECT_EQ(f.state(job), v1::RUNNING) << "evaluation and checkpoint are missing";
+  f.Record(job, 10, /*evaluation=*/true);
+  EXPECT_EQ(f.state(job), v1::RUNNING) << "the checkpoint is missing";
+  f.Checkpoint(job, 10);
+  EXPECT_EQ(f.state(job), v1::SUCCEEDED);
+  EXPECT_EQ(f.status(job).rounds_done(), 10u);
+  for (const char* name : {"s0", "s1", "w0", "w1"}) EXPECT_EQ(f.node(name).Count(Kind::kEndJob), 1) << name;
+  EXPECT_EQ(f.disk.at(job).status().state(), v1::SUCCEEDED);
+}
+
+TEST(SchedulerCore, TheEndWaitsForEveryShard) {
+  RunningJob f;
+  f.Record(f.job, 10, true);
+  f.Checkpoint(f.job, 10);
+  const uint32_t shards = f.plan(f.job).shards();
+  for (uint32_t shard = 1; shard < shards; ++shard) f.Final(f.job, shard);
+  EXPECT_EQ(f.state(f.job), v1::RUNNING);
+  f.Final(f.job, 0);
+  EXPECT_EQ(f.state(f.job), v1::SUCCEEDED);
+}
+
+TEST(SchedulerCore, QueuedJobsStartInOrderAndASmallOneMayPass) {
+  CoreFixture f;
+  f.Server("s0");
+  f.Worker("w0");
+  f.Worker("w1");
+  f.Settle();
+  const std::string first = f.Submit(SmallSpec(2)), second = f.Submit(SmallSpec(2)), third = f.Submit(SmallSpec(1));
+  EXPECT_EQ(f.state(first), v1::STARTING);
+  EXPECT_EQ(f.state(second), v1::QUEUED);
+  EXPECT_EQ(f.state(third), v1::QUEUED);
+  f.Worker("w2");
+  f.Settle();
+  EXPECT_EQ(f.state(second), v1::QUEUED);
+  EXPECT_EQ(f.state(third), v1::STARTING) << "fits while the second does not";
+  f.RunToEnd(first, 0);
+  EXPECT_EQ(f.state(first), v1::SUCCEEDED);
+  EXPECT_EQ(f.state(second), v1::STARTING);
+  EXPECT_EQ(f.PlanWorkers(second), (std::set<std::string>{"w0", "w1"}));
+}
+
+TEST(SchedulerCore, IdsPrefixesLatestAndRequestIds) {
+  CoreFixture f;
+  EXPECT_EQ(f.core().Find("latest").status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(f.Submit(SmallSpec(1, "kjv"), "req"), "kjv-1");
+  EXPECT_EQ(f.Submit(SmallSpec(1, "kjv"), "req"), "kjv-1") << "the same submission";
+  EXPECT_EQ(f.Submit(SmallSpec(1, "kjv")), "kjv-2");
+  EXPECT_EQ(f.Submit(SmallSpec(1, "other")), "other-1");
+  EXPECT_EQ(*f.core().Find("latest"), "other-1");
+  EXPECT_EQ(*f.core().Find("o"), "other-1");
+  EXPECT_EQ(f.core().Find("kjv").status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(f.core().Find("nope").status().code(), absl::StatusCode::kNotFound);
+  f.Restart();
+  EXPECT_EQ(f.Submit(SmallSpec(1, "kjv"), "req"), "kjv-1") << "also after a restart";
+  EXPECT_EQ(f.Submit(SmallSpec(1, "kjv")), "kjv-3");
+}
+
+TEST(SchedulerCore, SubmissionsThatAreRefused) {
+  CoreFixture f;
+  f.Start("s0", v1::SERVER, "", 100);
+  v1::SubmitJobRequest request;
+  *request.mutable_spec() = SmallSpec(1);
+  const absl::Status memory = f.core().Submit(request, std::nullopt, f.now()).status();
+  EXPECT_EQ(memory.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_NE(memory.message().find("23 parameters x 20 bytes"), absl::string_view::npos) << memory;
+  request.mutable_spec()->mutable_train()->set_batch(0);
+  EXPECT_EQ(f.core().Submit(request, std::nullopt, f.now()).status().code(), absl::StatusCode::kInvalidArgument);
+  *request.mutable_spec() = SmallSpec(1);
+  ResumeFrom from{"/elsewhere/t1-v4", {}};
+  from.manifest.set_parameters(99);
+  EXPECT_EQ(f.core().Submit(request, from, f.now()).status().code(), absl::StatusCode::kFailedPrecondition);
+  from.manifest.set_parameters(23);
+  from.manifest.add_slots("value");
+  EXPECT_EQ(f.core().Submit(request, from, f.now()).status().code(), absl::StatusCode::kFailedPrecondition);
+  from.manifest.add_slots("m");
+  from.manifest.add_slots("v");
+  from.manifest.set_version(10);
+  EXPECT_EQ(f.core().Submit(request, from, f.now()).status().code(), absl::StatusCode::kFailedPrecondition)
+      << "nothing left to do";
+  EXPECT_TRUE(f.core().JobIds().empty());
+}
+
+TEST(SchedulerCore, AResumedJobBeginsAtItsCheckpoint) {
+  CoreFixture f;
+  f.Server("s0");
+  f.Worker("w0");
+  f.Settle();
+  v1::SubmitJobRequest request;
+  *request.mutable_spec() = SmallSpec(1);
+  ResumeFrom from{"/elsewhere/t1-v4", {}};
+  from.manifest.set_parameters(23);
+  from.manifest.set_timeline(1);
+  from.manifest.set_version(4);
+  for (const char* slot : {"value", "m", "v"}) from.manifest.add_slots(slot);
+  const auto response = f.core().Submit(request, from, f.now());
+  ASSERT_TRUE(response.ok()) << response.status();
+  EXPECT_EQ(f.plan("small-1").start(), 4u);
+  EXPECT_EQ(f.plan("small-1").checkpoint().directory(), "/elsewhere/t1-v4");
+  f.Kill("s0");
+  f.Server("s0");
+  f.Settle();
+  EXPECT_EQ(f.plan("small-1").start(), 4u) << "a rewind without a checkpoint of its own goes back to it";
+  EXPECT_EQ(f.plan("small-1").timeline(), 2u);
+}
+
+// ------------------------------------------------------------------------------------------------------ membership
+TEST(SchedulerCore, AnotherProtocolVersionIsRefusedWithBoth) {
+  CoreFixture f;
+  f.Worker("w0");
+  f.Break("w0");
+  f.Connect("w0", kProtocolVersion + 6);
+  const absl::Status& status = f.node("w0").closed;
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_NE(status.message().find(std::to_string(kProtocolVersion + 6)), absl::string_view::npos) << status;
+  EXPECT_NE(status.message().find("version " + std::to_string(kProtocolVersion)), absl::string_view::npos) << status;
+}
+
+TEST(SchedulerCore, TheFirstMessageMustBeRegister) {
+  CoreFixture f;
+  f.Worker("w0");
+  f.Break("w0");
+  f.node("w0").session = 0;
+  f.Connect("w0");
+  v1::NodeMessage again;
+  *again.mutable_register_()->mutable_node() = f.Id("w0");
+  f.Say("w0", again);
+  EXPECT_EQ(f.node("w0").closed.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(f.core().Cluster().nodes_size(), 0);
+}
+
+TEST(SchedulerCore, ANewerLifeSupersedesTheOlderAtOnce) {
+  RunningJob f;
+  f.Start("w1", v1::WORKER);  // while the old session is still there
+  EXPECT_EQ(f.core().Cluster().nodes_size(), 4);
+  EXPECT_EQ(f.Fenced(f.job), (std::set<std::string>{"s0", "s1"})) << "without waiting for a lease";
+  f.ReportAll(f.job, 1);
+  EXPECT_EQ(f.plan(f.job).generation(), 2u);
+  EXPECT_EQ(f.plan(f.job).ranks(1).node().incarnation(), f.node("w1").incarnation);
+}
+
+TEST(SchedulerCore, AnOlderLifeThatWakesUpIsSentAway) {
+  CoreFixture f;
+  f.Worker("w0");
+  const uint64_t old = f.node("w0").incarnation;
+  f.Worker("w0");
+  f.Break("w0");
+  f.node("w0").incarnation = old;
+  f.Connect("w0");
+  EXPECT_EQ(f.node("w0").closed.code(), absl::StatusCode::kAborted);
+}
+
+TEST(SchedulerCore, AMissedLeaseClosesTheSession) {
+  RunningJob f;
+  f.Worker("w2");
+  f.Advance(absl::Seconds(3), {"w0"});
+  EXPECT_EQ(f.node("w0").closed.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_FALSE(f.Fenced(f.job).empty());
+  f.ReportAll(f.job, 1);
+  EXPECT_EQ(f.PlanWorkers(f.job), (std::set<std::string>{"w1", "w2"}));
+  f.Connect("w0");  // it wakes up
+  EXPECT_EQ(f.node("w0").Count(Kind::kEndJob), 1) << "and is idle";
+}
+
+TEST(SchedulerCore, AServersBreakIsNothingWithinItsLease) {
+  RunningJob f;
+  f.Break("s0");
+  f.Advance(absl::Milliseconds(1500));
+  f.Connect("s0");
+  f.Advance(absl::Seconds(5));
+  EXPECT_EQ(f.plan(f.job).generation(), 1u);
+  EXPECT_EQ(f.core().job(f.job)->row.generation(), 1u);
+  EXPECT_EQ(f.node("s0").Count(Kind::kPlan), 0) << "it has the plan";
+}
+
+TEST(SchedulerCore, ANodeOfAnUnknownJobIsToldToDropIt) {
+  RunningJob f;
+  f.Worker("w2");
+  f.node("w2").plans["old-7"] = v1::Plan();
+  f.Break("w2");
+  f.Connect("w2");
+  EXPECT_EQ(f.node("w2").Count(Kind::kEndJob), 1);
+}
+
+TEST(SchedulerCore, LeavingIsReplacedAtOnce) {
+  RunningJob f;
+  f.Worker("w2");
+  f.Settle();
+  v1::NodeMessage leaving;
+  leaving.mutable_leaving();
+  f.Say("w0", leaving);
+  EXPECT_FALSE(f.Fenced(f.job).empty());
+  f.ReportAll(f.job, 1);
+  EXPECT_EQ(f.PlanWorkers(f.job), (std::set<std::string>{"w1", "w2"}));
+}
+
+// ----------------------------------------------------------------------------------------------------- transitions
+TEST(SchedulerCore, AWorkersDeathAndItsReplacement) {
+  RunningJob f;
+  f.Worker("w2");
+  f.Settle();
+  f.Clear();
+  f.log.clear();
+  f.Kill("w0");
+  EXPECT_EQ(f.state(f.job), v1::RECOVERING);
+  EXPECT_EQ(f.log, (std::vector<std::string>{"persist g2", "fence g2", "fence g2"})) << "a lone death: at once";
+  v1::Verdict verdict;
+  verdict.set_round(7);
+  verdict.set_gradient_scale(0.5);
+  f.Report(f.job, "s0", 7, verdict);
+  EXPECT_EQ(f.plan(f.job).generation(), 1u);
+  f.Report(f.job, "s1", 8, verdict);
+  const v1::Plan& plan = f.plan(f.job);
+  EXPECT_EQ(plan.generation(), 2u);
+  EXPECT_EQ(plan.start(), 7u);
+  EXPECT_EQ(plan.verdict().gradient_scale(), 0.5f);
+  EXPECT_EQ(plan.timeline(), 1u);
+  EXPECT_EQ(plan.ranks(0).node().name(), "w2");
+  EXPECT_EQ(plan.ranks(1).node().name(), "w1") << "the survivor keeps its rank";
+  for (const v1::Chain& chain : plan.chains()) EXPECT_EQ(chain.members(0).since(), 1u);
+  EXPECT_EQ(f.log[3], "persist g2");
+  EXPECT_EQ(f.status(f.job).recoveries(), 1u);
+  EXPECT_EQ(f.status(f.job).rewinds(), 0u);
+  EXPECT_FALSE(f.status(f.job).has_exact_until_round());
+  f.Record(f.job, 7);
+  EXPECT_EQ(f.state(f.job), v1::RUNNING);
+  EXPECT_TRUE(f.HasEvent("generation 2 without w0"));
+}
+
+TEST(SchedulerCore, AVerdictOfAnotherRoundIsNotCarried) {
+  RunningJob f;
+  f.Worker("w2");
+  f.Settle();
+  f.Kill("w0");
+  v1::Verdict verdict;
+  verdict.set_round(6);
+  f.Report(f.job, "s0", 7, verdict);
+  f.Report(f.job, "s1", 7, verdict);
+  EXPECT_FALSE(f.plan(f.job).has_verdict());
+}
+
+TEST(SchedulerCore, WithoutAReplacementTheJobWaits) {
+  RunningJob f;
+  f.Kill("w0");
+  EXPECT_EQ(f.state(f.job), v1::RECOVERING);
+  EXPECT_EQ(f.status(f.job).message(), "waiting for a worker: has 1 of 2");
+  EXPECT_TRUE(f.Fenced(f.job).empty()) << "nothing begins before the gang can be whole";
+  f.Settle();
+  f.Worker("w9");
+  EXPECT_FALSE(f.Fenced(f.job).empty());
+  f.ReportAll(f.job, 3);
+  EXPECT_EQ(f.PlanWorkers(f.job), (std::set<std::string>{"w1", "w9"}));
+}
+
+TEST(SchedulerCore, AWorkerThatComesBackIsAFreshOne) {
+  RunningJob f;
+  f.Break("w0");
+  f.Settle();
+  f.Connect("w0");
+  f.Settle();
+  EXPECT_FALSE(f.Fenced(f.job).empty());
+  f.ReportAll(f.job, 3);
+  EXPECT_EQ(f.plan(f.job).generation(), 2u);
+  EXPECT_EQ(f.plan(f.job).ranks(0).node().name(), "w0");
+  EXPECT_EQ(f.node("w0").generation(f.job), 2u);
+}
+
+TEST(SchedulerCore, AnotherProfileMarksTheEndOfExactness) {
+  RunningJob f;
+  f.Start("w2", v1::WORKER, "avx512/1");
+  f.Settle();
+  f.Kill("w0");
+  f.ReportAll(f.job, 5);
+  EXPECT_EQ(f.PlanWorkers(f.job), (std::set<std::string>{"w1", "w2"}));
+  EXPECT_EQ(f.status(f.job).exact_until_round(), 5u);
+}
+
+TEST(SchedulerCore, AnotherProfileIsNotTakenWhereTheJobForbidsIt) {
+  v1::JobSpec spec = SmallSpec(2);
+  spec.set_allow_profile_change(false);
+  RunningJob f(spec);
+  f.Start("w2", v1::WORKER, "avx512/1");
+  f.Settle();
+  f.Kill("w0");
+  EXPECT_EQ(f.status(f.job).message(), "waiting for a worker: has 1 of 2");
+  f.Worker("w3");
+  f.Settle();
+  f.ReportAll(f.job, 5);
+  EXPECT_EQ(f.PlanWorkers(f.job), (std::set<std::string>{"w1", "w3"}));
+}
+
+TEST(SchedulerCore, AServersDeathRewindsToTheNewestCheckpointOfTheTimeline) {
+  RunningJob f;
+  f.Rounds(f.job, 1, 9);
+  f.Checkpoint(f.job, 4);
+  f.Checkpoint(f.job, 8);
+  f.Snapshot(f.job, 9, 0);  // an open snapshot of the timeline that ends
+  f.Kill("s0");
+  EXPECT_TRUE(f.Fenced(f.job).empty()) << "not before its lease has run out";
+  f.Advance(absl::Seconds(3));
+  EXPECT_EQ(f.Fenced(f.job), (std::set<std::string>{"s1"}));
+  f.ReportAll(f.job, 9);
+  const v1::Plan& plan = f.plan(f.job);
+  EXPECT_EQ(plan.generation(), 2u);
+  EXPECT_EQ(plan.timeline(), 2u);
+  EXPECT_EQ(plan.start(), 8u);
+  EXPECT_EQ(plan.checkpoint().version(), 8u);
+  EXPECT_EQ(plan.checkpoint().timeline(), 1u);
+  EXPECT_EQ(f.PlanServers(f.job), (std::set<std::string>{"s1"}));
+  for (const v1::Chain& chain : plan.chains()) EXPECT_EQ(chain.members(0).since(), 2u);
+  EXPECT_EQ(f.status(f.job).rewinds(), 1u);
+  EXPECT_EQ(f.status(f.job).rounds_done(), 8u);
+  EXPECT_EQ(f.removed, (std::vector<std::string>{"/checkpoints/small-1/staging-t1-v9"}));
+  EXPECT_TRUE(f.HasEvent("rewinds from round 9 to version 8"));
+
+  // The next rewind, without a checkpoint of timeline 2, goes where timeline 2 began.
+  f.Server("s2");
+  f.Settle();
+  f.Kill("s1");
+  f.Advance(absl::Seconds(3));
+  EXPECT_EQ(f.plan(f.job).timeline(), 3u);
+  EXPECT_EQ(f.plan(f.job).start(), 8u);
+  EXPECT_EQ(f.PlanServers(f.job), (std::set<std::string>{"s2"}));
+  f.RunToEnd(f.job, 8);
+  EXPECT_EQ(f.state(f.job), v1::SUCCEEDED);
+}
+
+TEST(SchedulerCore, ARewindWithoutACheckpointBeginsAgain) {
+  RunningJob f;
+  f.Kill("s0");
+  f.Server("s0");  // a newer life: no lease is waited for
+  EXPECT_FALSE(f.Fenced(f.job).empty());
+  f.ReportAll(f.job, 1);
+  EXPECT_EQ(f.plan(f.job).timeline(), 2u);
+  EXPECT_EQ(f.plan(f.job).start(), 0u);
+  EXPECT_FALSE(f.plan(f.job).has_checkpoint());
+}
+
+TEST(SchedulerCore, WorkerAndServerDieTogether) {
+  RunningJob f;
+  f.Worker("w2");
+  f.Settle();
+  f.Kill("s0");
+  f.Kill("w0");
+  f.Report(f.job, "s1", 3);
+  EXPECT_EQ(f.plan(f.job).generation(), 1u) << "s0 has not reported and is not given up";
+  f.Advance(absl::Seconds(3));
+  f.ReportAll(f.job, 3);
+  EXPECT_EQ(f.plan(f.job).generation(), 3u) << "the fenced server died: another generation";
+  EXPECT_EQ(f.plan(f.job).timeline(), 3u);
+  EXPECT_EQ(f.PlanWorkers(f.job), (std::set<std::string>{"w1", "w2"}));
+}
+
+TEST(SchedulerCore, AWorkerDiesDuringTheTransition) {
+  RunningJob f;
+  f.Worker("w2");
+  f.Settle();
+  f.Kill("w0");
+  f.Report(f.job, "s0", 3);
+  f.Kill("w2");  // the replacement
+  f.Report(f.job, "s1", 3);
+  EXPECT_EQ(f.plan(f.job).generation(), 1u);
+  EXPECT_EQ(f.status(f.job).message(), "waiting for a worker: has 1 of 2");
+  f.Settle();
+  f.Worker("w3");
+  f.Settle();
+  EXPECT_EQ(f.core().job(f.job)->row.generation(), 3u) << "the servers were fenced: a higher one";
+  f.ReportAll(f.job, 3);
+  EXPECT_EQ(f.plan(f.job).generation(), 3u);
+}
+
+TEST(SchedulerCore, AFencedServersReconnectGetsTheFenceAgain) {
+  RunningJob f;
+  f.Worker("w2");
+  f.Settle();
+  f.Kill("w0");
+  f.Break("s1");
+  f.Clear();
+  f.Connect("s1");
+  EXPECT_EQ(f.node("s1").Count(Kind::kFence), 1);
+  f.ReportAll(f.job, 2);
+  f.ReportAll(f.job, 2);  // told twice
+  EXPECT_EQ(f.plan(f.job).generation(), 2u);
+}
+
+TEST(SchedulerCore, AReportOfAnOlderPlanDoesNotCount) {
+  RunningJob f;
+  f.Worker("w2");
+  f.Settle();
+  f.Kill("w0");
+  v1::NodeMessage message;
+  message.mutable_fence_report()->set_job_id(f.job);
+  message.mutable_fence_report()->set_generation(2);
+  message.mutable_fence_report()->set_plan_generation(0);
+  f.Say("s0", message);
+  f.Report(f.job, "s1", 2);
+  EXPECT_EQ(f.plan(f.job).generation(), 1u);
+  f.Report(f.job, "s0", 2);
+  EXPECT_EQ(f.plan(f.job).generation(), 2u);
+  EXPECT_EQ(f.plan(f.job).timeline(), 1u);
+}
+
+TEST(SchedulerCore, NoServerLeft) {
+  RunningJob f;
+  f.Kill("s0");
+  f.Kill("s1");
+  f.Advance(absl::Seconds(3));
+  EXPECT_EQ(f.state(f.job), v1::RECOVERING);
+  EXPECT_NE(f.status(f.job).message().find("waiting for a server"), std::string::npos);
+  f.Server("s7");
+  f.Settle();
+  EXPECT_EQ(f.PlanServers(f.job), (std::set<std::string>{"s7"}));
+  EXPECT_GT(f.plan(f.job).timeline(), 1u);
+}
+
+TEST(SchedulerCore, AServerThatWasOnlySilentBringsItsShardsBack) {
+  RunningJob f;
+  f.Advance(absl::Seconds(3), {"s0", "s1"});  // both stopped: given up, and no other is there
+  EXPECT_EQ(f.state(f.job), v1::RECOVERING);
+  f.Connect("s0");
+  f.Connect("s1");
+  f.Settle();
+  f.ReportAll(f.job, 1);
+  f.Settle();
+  EXPECT_EQ(f.status(f.job).rewinds(), 0u);
+  EXPECT_EQ(f.plan(f.job).timeline(), 1u);
+}
+
+// -------------------------------------------------------------------------------------------------- after a restart
+TEST(SchedulerCore, ARestartChangesNothingWhenAllComeBack) {
+  RunningJob f;
+  f.Restart();
+  f.Advance(absl::Milliseconds(500));
+  f.ConnectAll();
+  f.Advance(absl::Seconds(5));
+  EXPECT_EQ(f.core().job(f.job)->row.generation(), 1u);
+  for (const char* name : {"s0", "s1", "w0", "w1"}) EXPECT_EQ(f.node(name).Count(Kind::kPlan), 0) << name;
+  f.RunToEnd(f.job, 1);
+  EXPECT_EQ(f.state(f.job), v1::SUCCEEDED);
+}
+
+TEST(SchedulerCore, ARestartWaitsOneLeaseForWhoIsMissing) {
+  RunningJob f;
+  f.Worker("w2");
+  f.Settle();
+  f.Kill("w0");
+  f.ReportAll(f.job, 2);
+  ASSERT_EQ(f.plan(f.job).generation(), 2u);
+  f.Worker("w3");
+  f.Settle();
+  f.Restart();
+  f.node("w2").incarnation = 0;  // dies meanwhile
+  f.ConnectAll();
+  f.Advance(absl::Milliseconds(1900));
+  EXPECT_EQ(f.core().job(f.job)->row.generation(), 2u);
+  f.Advance(absl::Milliseconds(200));
+  EXPECT_EQ(f.core().job(f.job)->row.generation(), 3u);
+  f.ReportAll(f.job, 2);
+  EXPECT_EQ(f.PlanWorkers(f.job), (std::set<std::string>{"w1", "w3"}));
+}
+
+TEST(SchedulerCore, ARestartWithinATransitionBeginsAHigherOne) {
+  for (const bool one_report : {false, true}) {
+    RunningJob f;
+    f.Worker("w2");
+    f.Settle();
+    f.Kill("w0");
+    if (one_report) f.Report(f.job, "s0", 2);
+    f.Restart();
+    f.Clear();
+    f.ConnectAll();
+    f.Advance(absl::Seconds(3));
+    EXPECT_EQ(f.core().job(f.job)->row.generation(), 3u) << "generation 2 may have been heard of";
+    EXPECT_EQ(f.Fenced(f.job), (std::set<std::string>{"s0", "s1"}));
+    f.ReportAll(f.job, 2);
+    EXPECT_EQ(f.plan(f.job).generation(), 3u);
+    EXPECT_EQ(f.PlanWorkers(f.job), (std::set<std::string>{"w1", "w2"}));
+  }
+}
+
+TEST(SchedulerCore, ARestartAfterThePlanWasPersistedSendsItAgain) {
+  RunningJob f;
+  f.Worker("w2");
+  f.Settle();
+  f.Kill("w0");
+  f.ReportAll(f.job, 2);
+  for (const char* name : {"s1", "w1", "w2"}) f.node(name).plans.clear();  // never got it
+  f.Restart();
+  f.Clear();
+  f.ConnectAll();
+  f.Settle();
+  for (const char* name : {"s1", "w1", "w2"}) EXPECT_EQ(f.node(name).generation(f.job), 2u) << name;
+  EXPECT_EQ(f.node("s0").Count(Kind::kPlan), 0);
+  EXPECT_EQ(f.core().job(f.job)->row.generation(), 2u);
+}
+
+TEST(SchedulerCore, AQueuedJobSurvivesARestart) {
+  CoreFixture f;
+  const std::string job = f.Submit(SmallSpec(1));
+  f.Restart();
+  f.Server("s0");
+  f.Worker("w0");
+  f.Settle();
+  EXPECT_EQ(f.state(job), v1::STARTING) << "no grace without a job under way";
+}
+
+TEST(SchedulerCore, ARestartBeforeTheCheckpointIsRecordedPublishesAgain) {
+  RunningJob f;
+  for (uint32_t shard = 0; shard < f.plan(f.job).shards(); ++shard) f.Snapshot(f.job, 4, shard);
+  ASSERT_EQ(f.publishing.size(), 1u);
+  f.publishing.clear();
+  f.Restart();
+  f.ConnectAll();
+  f.Checkpoint(f.job, 4);  // servers say it again after Welcome
+  EXPECT_EQ(f.status(f.job).last_checkpoint().version(), 4u);
+  f.Checkpoint(f.job, 4);
+  EXPECT_EQ(f.published.size(), 1u) << "told again: nothing";
+}
+
+TEST(SchedulerCore, ARestartWithEverybodyDeadRewinds) {
+  RunningJob f;
+  f.Rounds(f.job, 1, 5);
+  f.Checkpoint(f.job, 4);
+  for (const char* name : {"s0", "s1", "w0", "w1"}) f.Kill(name);
+  f.Restart();
+  f.Server("s0");
+  f.Server("s1");
+  f.Worker("w0");
+  f.Worker("w1");
+  f.Settle();
+  EXPECT_EQ(f.plan(f.job).start(), 4u) << "newer lives of all names: the lease is not waited for";
+  EXPECT_EQ(f.plan(f.job).timeline(), f.plan(f.job).generation());
+  f.RunToEnd(f.job, 4);
+  EXPECT_EQ(f.state(f.job), v1::SUCCEEDED);
+}
+
+// ----------------------------------------------------------------------------------------------------- end of a job
+TEST(SchedulerCore, CancelInEveryState) {
+  {
+    CoreFixture f;
+    const std::string job = f.Submit(SmallSpec(2));
+    ASSERT_TRUE(f.core().Cancel(job, true, f.now()).ok());
+    EXPECT_EQ(f.state(job), v1::CANCELLED) << "queued";
+    ASSERT_TRUE(f.core().Cancel(job, false, f.now()).ok());
+  }
+  {
+    RunningJob f;
+    ASSERT_TRUE(f.core().Cancel(f.job, false, f.now()).ok());
+    EXPECT_EQ(f.state(f.job), v1::CANCELLED) << "running";
+    EXPECT_EQ(f.node("w0").Count(Kind::kEndJob), 1);
+    EXPECT_EQ(f.core().Cluster().nodes(2).job_id(), "") << "its workers are idle";
+  }
+  {
+    RunningJob f;
+    f.Worker("w2");
+    f.Settle();
+    f.Kill("w0");
+    ASSERT_TRUE(f.core().Cancel(f.job, false, f.now()).ok());
+    EXPECT_EQ(f.state(f.job), v1::CANCELLED) << "within a transition";
+    f.ReportAll(f.job, 2);
+    EXPECT_EQ(f.plan(f.job).generation(), 1u);
+  }
+  {
+    RunningJob f;
+    f.Kill("w0");
+    ASSERT_TRUE(f.core().Cancel(f.job, false, f.now()).ok());
+    EXPECT_EQ(f.state(f.job), v1::CANCELLED) << "waiting";
+  }
+  {
+    RunningJob f;
+    f.RunToEnd(f.job, 1);
+    ASSERT_TRUE(f.core().Cancel(f.job, false, f.now()).ok());
+    EXPECT_EQ(f.state(f.job), v1::SUCCEEDED) << "an ended job stays as it is";
+  }
+}
+
+TEST(SchedulerCore, CancelAfterACheckpoint) {
+  RunningJob f;
+  ASSERT_TRUE(f.core().Cancel(f.job, true, f.now()).ok());
+  EXPECT_EQ(f.state(f.job), v1::RUNNING);
+  ASSERT_EQ(f.node("s0").Count(Kind::kCheckpoint), 1);
+  EXPECT_EQ(f.node("s0").inbox.back().checkpoint().version(), 3u) << "two ahead of round 1";
+  f.Checkpoint(f.job, 3);
+  EXPECT_EQ(f.state(f.job), v1::CANCELLED);
+  EXPECT_EQ(f.status(f.job).last_checkpoint().version(), 3u);
+}
+
+TEST(SchedulerCore, SkippedRoundsInARowEndTheJobAndNameTheCause) {
+  v1::JobSpec spec = SmallSpec(2);
+  spec.mutable_train()->set_max_skipped_rounds(3);
+  RunningJob f(spec);
+  f.Record(f.job, 1, false, true, {1});
+  f.Record(f.job, 2, false, true, {1});
+  f.Record(f.job, 2, false, true, {1});  // told again
+  EXPECT_EQ(f.state(f.job), v1::RUNNING);
+  f.Record(f.job, 3);
+  f.Record(f.job, 4, false, true, {1});
+  f.Record(f.job, 5, false, true, {1});
+  EXPECT_EQ(f.state(f.job), v1::RUNNING) << "not in a row";
+  f.Record(f.job, 6, false, true, {1});
+  EXPECT_EQ(f.state(f.job), v1::FAILED);
+  EXPECT_NE(f.status(f.job).message().find("w1 (rank 1)"), std::string::npos) << f.status(f.job).message();
+}
+
+TEST(SchedulerCore, ANodesProblemEndsTheJobWithItsText) {
+  RunningJob f;
+  v1::NodeMessage message;
+  message.mutable_problem()->set_job_id(f.job);
+  message.mutable_problem()->set_generation(1);
+  message.mutable_problem()->set_code(5);
+  message.mutable_problem()->set_message("/data/kjv.txt: no such file");
+  f.Worker("w2");
+  f.Say("w2", message);
+  EXPECT_EQ(f.state(f.job), v1::RUNNING) << "not of this job";
+  f.Say("w0", message);
+  EXPECT_EQ(f.state(f.job), v1::FAILED);
+  EXPECT_EQ(f.status(f.job).message(), "w0: NOT_FOUND: /data/kjv.txt: no such file");
+}
+
+// ----------------------------------------------------------------------------------------------------- checkpoints
+TEST(SchedulerCore, AnOrderThatCameTooLateIsRepeatedLater) {
+  RunningJob f;
+  f.Rounds(f.job, 1, 5);
+  f.Clear();
+  ASSERT_TRUE(f.core().OrderCheckpoint(f.job, f.now()).ok());
+  ASSERT_EQ(f.node("s1").inbox.back().checkpoint().version(), 7u);
+  f.Snapshot(f.job, 7, 1);
+  f.Snapshot(f.job, 7, 0, "passed: shard 0 is at or past version 7");
+  EXPECT_EQ(f.node("s1").inbox.back().checkpoint().version(), 9u);
+  f.Snapshot(f.job, 7, 2, "passed: shard 2 is at or past version 7");  // of the same order: nothing more
+  EXPECT_EQ(f.node("s1").Count(Kind::kCheckpoint), 2);
+  EXPECT_EQ(f.removed, (std::vector<std::string>{"/checkpoints/small-1/staging-t1-v7"}));
+  EXPECT_EQ(f.state(f.job), v1::RUNNING);
+  f.Checkpoint(f.job, 8);
+  EXPECT_TRUE(f.core().job(f.job)->row.order()) << "the ordered one is version 9";
+  f.Checkpoint(f.job, 9);
+  EXPECT_FALSE(f.core().job(f.job)->row.order());
+}
+
+TEST(SchedulerCore, AnOrderIsGivenAgainAfterATransition) {
+  RunningJob f;
+  ASSERT_TRUE(f.core().OrderCheckpoint(f.job, f.now()).ok());
+  f.Worker("w2");
+  f.Settle();
+  f.Kill("w0");
+  f.Clear();
+  f.ReportAll(f.job, 1);
+  ASSERT_EQ(f.node("s0").Count(Kind::kCheckpoint), 1);
+  EXPECT_EQ(f.node("s0").inbox.back().checkpoint().generation(), 2u);
+}
+
+TEST(SchedulerCore, AFailedSnapshotIsAWarningAndTheLastOneAnEnd) {
+  RunningJob f;
+  f.Snapshot(f.job, 4, 0, "disk is full");
+  EXPECT_EQ(f.state(f.job), v1::RUNNING);
+  EXPECT_TRUE(f.HasEvent("disk is full"));
+  f.Checkpoint(f.job, 8);
+  EXPECT_EQ(f.status(f.job).last_checkpoint().version(), 8u);
+  f.Snapshot(f.job, 10, 0, "disk is full");
+  EXPECT_EQ(f.state(f.job), v1::FAILED);
+  EXPECT_NE(f.status(f.job).message().find("disk is full"), std::string::npos);
+}
+
+TEST(SchedulerCore, OldCheckpointsGoButNotWhereTheTimelineBegan) {
+  v1::JobSpec spec = SmallSpec(2);
+  spec.mutable_checkpoint()->set_every_rounds(1);
+  spec.mutable_checkpoint()->set_keep(2);
+  RunningJob f(spec);
+  for (uint64_t v = 1; v <= 3; ++v) f.Checkpoint(f.job, v);
+  EXPECT_EQ(f.removed, (std::vector<std::string>{"/checkpoints/small-1/t1-v1"}));
+  f.Kill("s0");
+  f.Server("s0");
+  f.ReportAll(f.job, 3);
+  ASSERT_EQ(f.plan(f.job).checkpoint().version(), 3u);
+  f.removed.clear();
+  for (uint64_t v = 4; v <= 6; ++v) f.Checkpoint(f.job, v);
+  EXPECT_EQ(f.removed, (std::vector<std::string>{"/checkpoints/small-1/t1-v2", "/checkpoints/small-1/t2-v4",
+                                                 "/checkpoints/small-1/t2-v5"}));
+  EXPECT_EQ(f.status(f.job).last_checkpoint().version(), 6u);
+}
+
+TEST(SchedulerCore, AServerLostAfterTheLastCheckpointStillEndsTheJob) {
+  RunningJob f;
+  f.Rounds(f.job, 1, 10);
+  f.Checkpoint(f.job, 10);
+  f.Kill("s0");
+  f.Server("s0");
+  f.ReportAll(f.job, 10);
+  EXPECT_EQ(f.plan(f.job).start(), 10u);
+  for (uint32_t shard = 0; shard < f.plan(f.job).shards(); ++shard) f.Final(f.job, shard);
+  f.Record(f.job, 10, true);
+  EXPECT_EQ(f.state(f.job), v1::SUCCEEDED);
+}
+
+TEST(SchedulerCore, WithoutPersistFirstAFenceLeavesBeforeItIsOnDisk) {
+  SchedulerCoreOptions options;
+  options.rules.persist_first = false;
+  CoreFixture f(options);
+  f.expect_persist_first = false;
+  f.Server("s0");
+  f.Worker("w0");
+  f.Settle();
+  const std::string job = f.Submit(SmallSpec(1));
+  f.Settle();
+  f.log.clear();
+  f.Kill("w0");
+  f.Worker("w1");
+  f.Settle();
+  const auto at = [&](const std::string& what) { return std::find(f.log.begin(), f.log.end(), what) - f.log.begin(); };
+  EXPECT_LT(at("fence g2"), at("persist g2"));
+}
+
+}  // namespace
+}  // namespace sluice
