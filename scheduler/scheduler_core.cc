@@ -86,7 +86,8 @@ void SchedulerCore::Dispatch(const NodeKey& from, KnownNode& node, const v1::Nod
       return OnAccusation(from, message.accusation(), now);
     case v1::NodeMessage::kLeaving:
       left_.insert(node.session);
-      return Gone(from, "left in order", now);
+      Gone(from, "left in order", now);
+      return Membership(now);
     case v1::NodeMessage::kRegister:
     case v1::NodeMessage::KIND_NOT_SET: {
       const SessionId session = node.session;
@@ -156,7 +157,12 @@ void SchedulerCore::OnRegister(SessionId session, const v1::Register& message, a
   for (const v1::JobGeneration& held : message.jobs()) node.jobs.insert(held.job_id());
   sessions_[session] = key;
   if (server) {
-    for (auto& [sequence, job] : jobs_) job.lost.erase(key);
+    for (auto& [sequence, job] : jobs_) {
+      const bool back = job.lost.erase(key) > 0;
+      if (!back || !job.transition) continue;
+      job.fenced.insert(key);  // its shards survive after all, if it reports in time
+      job.waiting.insert(key);
+    }
   }
 
   v1::SchedulerMessage welcome;
@@ -213,8 +219,9 @@ void SchedulerCore::OnSessionClosed(SessionId session, absl::Time now) {
   KnownNode& node = nodes_.at(key);
   sessions_.erase(known);
   node.session = 0;
-  if (!IsServer(node)) Gone(key, "its session ended", now);
-  // A server may still be there: nothing is decided before its lease has run out.
+  if (IsServer(node)) return;  // it may still be there: nothing is decided before its lease has run out
+  Gone(key, "its session ended", now);
+  Membership(now);
 }
 
 void SchedulerCore::Gone(const NodeKey& key, const std::string& why, absl::Time now) {
@@ -229,7 +236,6 @@ void SchedulerCore::Gone(const NodeKey& key, const std::string& why, absl::Time 
     job.trouble_since = std::min(job.trouble_since, now);
     if (job.transition && job.fenced.count(key) > 0) job.transition = false;  // it was counted on: another one is owed
   }
-  Membership(now);
 }
 
 // -------------------------------------------------------------------------------------------------------- timers
@@ -273,6 +279,7 @@ void SchedulerCore::OnTimer(absl::Time now) {
     }
     Gone(key, why, now);
   }
+  if (!expired.empty()) Membership(now);
   if (!GraceOver(now) && now >= grace_until_) EndGrace(now);
   const bool gathered = now >= consider_at_, settled = settling_ && now >= settled_at_;
   if (gathered) {

@@ -119,6 +119,7 @@ class SchedulerCore {
   // After Welcome: what this node must know that it does not.
   void SendMissing(const NodeKey& key);
   bool Supersede(SessionId session, const v1::Register& message, absl::Time now);
+  // Forgets the node; the caller calls Membership once it has said all that happened.
   void Gone(const NodeKey& key, const std::string& why, absl::Time now);
   // A membership event happened: considers all jobs now or, within `gather` of another one, a little later.
   void Membership(absl::Time now);

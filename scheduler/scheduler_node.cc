@@ -42,18 +42,16 @@ SchedulerNode::SchedulerNode(const SchedulerOptions& options)
 absl::StatusOr<std::unique_ptr<SchedulerNode>> SchedulerNode::Start(const SchedulerOptions& options) {
   ASSIGN_OR_RETURN(std::vector<v1::StoredJob> rows, options.store->LoadJobs());
   for (v1::StoredJob& row : rows) {
-    // What the row does not say to the last round, the history does.
-    ASSIGN_OR_RETURN(const v1::GetHistoryResponse history, options.store->LoadHistory(row.status().job_id()));
     v1::JobStatus& status = *row.mutable_status();
     if (Final(status.state())) continue;
+    // What the row does not say to the last round, the history does.
+    ASSIGN_OR_RETURN(const v1::GetHistoryResponse history, options.store->LoadHistory(status.job_id()));
     for (const v1::RoundRecord& record : history.records()) {
       if (record.timeline() != status.timeline()) continue;
-      if (record.evaluation()) {
-        if (record.round() >= status.last_evaluation().round()) *status.mutable_last_evaluation() = record;
-      } else if (record.round() >= status.last_train().round()) {
-        *status.mutable_last_train() = record;
-        status.set_rounds_done(std::max(status.rounds_done(), record.round() + 1));
-      }
+      const v1::RoundRecord& last = record.evaluation() ? status.last_evaluation() : status.last_train();
+      if (last.timeline() == record.timeline() && last.round() > record.round()) continue;
+      *(record.evaluation() ? status.mutable_last_evaluation() : status.mutable_last_train()) = record;
+      if (!record.evaluation()) status.set_rounds_done(std::max(status.rounds_done(), record.round() + 1));
     }
   }
   auto node = std::unique_ptr<SchedulerNode>(new SchedulerNode(options));
