@@ -60,7 +60,7 @@ absl::StatusOr<std::shared_ptr<const ChunkSource>> ChunkSource::Open(const Layou
   }
   if (folder.empty()) return source;
   if (source->resume_ || access((folder + "/manifest.json").c_str(), F_OK) == 0) {
-    ASSIGN_OR_RETURN(source->checkpoint_, CheckpointReader::Open(folder, /*verify=*/false));
+    ASSIGN_OR_RETURN(source->checkpoint_, CheckpointReader::Open(folder, /*verify=*/true));
     if (source->checkpoint_->manifest().parameters() != layout.space().size()) {
       return absl::InvalidArgumentError(absl::StrCat(folder, ": the checkpoint has ",
                                                      source->checkpoint_->manifest().parameters(),

@@ -34,7 +34,8 @@ class ChunkSource {
  public:
   // Opens the plan's checkpoint, or its spec.init folder, or nothing (initial values by Philox). A relative init path
   // counts from data_root, an absolute one must lie under it or under checkpoint_root (PERMISSION_DENIED); an empty
-  // data_root: as it is. Thread-safe afterwards.
+  // data_root: as it is. Reads all of a checkpoint: DATA_LOSS names a file whose checksum is wrong. Thread-safe
+  // afterwards.
   static absl::StatusOr<std::shared_ptr<const ChunkSource>> Open(const Layout& layout, const std::string& data_root,
                                                                  const std::string& checkpoint_root);
 

@@ -156,9 +156,7 @@ absl::Status ServerJob::AddStream(StreamId id, std::shared_ptr<ByteStream> strea
 absl::Status ServerJob::OnFrame(StreamId id, ParsedFrame frame) {
   absl::MutexLock lock(&mutex_);
   if (!streams_.contains(id)) return absl::CancelledError("the stream has been closed");
-  core_.SetTime(options_.clock->Now());
-  if (frame.control.has_report()) RETURN_IF_ERROR(core_.OnReport(id, frame.control.report()));
-  if (frame.control.has_subscribe()) RETURN_IF_ERROR(core_.OnSubscribe(id, frame.control.subscribe()));
+  // Nothing of a frame whose lengths do not add up is counted: its bytes may stand at other places than they should.
   uint64_t offset = 0;
   for (const v1::ChunkHeader& header : frame.control.header()) {
     const uint64_t left = frame.payload.size() - offset;
@@ -167,14 +165,21 @@ absl::Status ServerJob::OnFrame(StreamId id, ParsedFrame frame) {
                                                      " elements announced, ", left,
                                                      " payload bytes left in the frame"));
     }
+    offset += header.elements() * sizeof(float);
+  }
+  if (offset != frame.payload.size()) {
+    return absl::InvalidArgumentError(absl::StrCat(frame.payload.size(), " payload bytes, headers name ", offset));
+  }
+  core_.SetTime(options_.clock->Now());
+  if (frame.control.has_report()) RETURN_IF_ERROR(core_.OnReport(id, frame.control.report()));
+  if (frame.control.has_subscribe()) RETURN_IF_ERROR(core_.OnSubscribe(id, frame.control.subscribe()));
+  offset = 0;
+  for (const v1::ChunkHeader& header : frame.control.header()) {
     const uint64_t bytes = header.elements() * sizeof(float);
     ContributionRef value;
     if (bytes > 0) value = std::make_shared<PayloadContribution>(frame.payload.Sub(offset, bytes));
     RETURN_IF_ERROR(core_.OnPush(id, header, std::move(value), bytes));
     offset += bytes;
-  }
-  if (offset != frame.payload.size()) {
-    return absl::InvalidArgumentError(absl::StrCat(frame.payload.size(), " payload bytes, headers name ", offset));
   }
   if (auto it = streams_.find(id); it != streams_.end()) SendAck(&it->second);
   return absl::OkStatus();
@@ -213,7 +218,14 @@ void ServerJob::OnShardMessage(const v1::ShardMessage& message, const v1::NodeId
     absl::Status status = core_.OnNorm(message.norm(), from);
     if (!status.ok()) LOG_WARN("job {}: norm from {}: {}", options_.job_id, from.name(), status.ToString());
   }
-  if (message.has_verdict()) core_.OnVerdict(message.verdict());
+  if (message.has_verdict()) {
+    const std::shared_ptr<const Layout>& layout = core_.layout();
+    if (layout != nullptr && SameNode(layout->primary(0).node(), from)) {
+      core_.OnVerdict(message.verdict());
+    } else {
+      LOG_WARN("job {}: a verdict from {}, which is not the verdict holder; dropped", options_.job_id, from.name());
+    }
+  }
 }
 
 void ServerJob::OpenHolderLink() {

@@ -46,7 +46,7 @@ class ServerNode::WorkerStream : public StreamHandler {
     v1::ChunkFrame refusal;
     refusal.mutable_refusal()->set_code(static_cast<int>(status.code()));
     refusal.mutable_refusal()->set_message(std::string(status.message()));
-    if (job_ != nullptr) refusal.mutable_refusal()->set_generation(job_->generation());
+    refusal.mutable_refusal()->set_generation(generation_);
     stream_->Write(EncodeFrame(refusal, {}));
     stream_->Close(status);
   }
@@ -69,10 +69,15 @@ class ServerNode::WorkerStream : public StreamHandler {
       job_id_ = hello.job_id();
       std::shared_ptr<ServerJob> job = node_->FindOrMakeJob(job_id_, /*by_scheduler=*/false);
       if (job == nullptr) return TooManyJobs(job_id_);
-      RETURN_IF_ERROR(job->AddStream(id_, stream_, hello));
+      if (absl::Status status = job->AddStream(id_, stream_, hello); !status.ok()) {
+        generation_ = job->generation();
+        return status;
+      }
       job_ = std::move(job);
     }
-    return job_->OnFrame(id_, std::move(frame));
+    absl::Status status = job_->OnFrame(id_, std::move(frame));
+    if (!status.ok()) generation_ = job_->generation();
+    return status;
   }
 
   ServerNode* const node_;
@@ -81,6 +86,7 @@ class ServerNode::WorkerStream : public StreamHandler {
   const std::string peer_;
   std::string who_ = "unknown", job_id_ = "unknown";
   std::shared_ptr<ServerJob> job_;
+  uint64_t generation_ = 0;  // the job's when a refusal came up; 0: not known
   bool closed_ = false;
 };
 

@@ -75,7 +75,7 @@ void ShardCore::OnPlan(std::shared_ptr<const Layout> layout) {
   for (StreamId id : parked) {
     if (absl::Status status = Replay(id); !status.ok()) {
       actions_->CloseStream(id, status);
-      streams_.erase(id);
+      OnStreamClosed(id);
     }
   }
   std::deque<std::pair<v1::NormReport, v1::NodeId>> norms;
@@ -334,6 +334,10 @@ absl::Status ShardCore::CheckPush(const Stream& stream, const v1::ChunkHeader& h
     return absl::InvalidArgumentError(absl::StrCat("contributor ", header.contributor(),
                                                    " on the stream of contributor ", stream.hello.contributor()));
   }
+  if (header.round() >= layout_->rounds()) {
+    return absl::OutOfRangeError(absl::StrCat("chunk ", header.chunk(), ": a contribution to round ", header.round(),
+                                              "; job ", job_id_, " has ", layout_->rounds(), " rounds"));
+  }
   if (header.encoding() != v1::F32) {
     return absl::InvalidArgumentError(
         absl::StrCat("encoding ", static_cast<int>(header.encoding()), "; this job pushes F32"));
@@ -512,7 +516,7 @@ void ShardCore::ApplyChunk(uint64_t index, Chunk* chunk, const v1::Verdict& verd
 
 absl::Status ShardCore::OnSubscribe(StreamId id, const v1::Subscribe& subscribe) {
   ASSIGN_OR_RETURN(Stream * stream, Admit(id, subscribe.generation()));
-  if (stream->parked) return Park(stream, subscribe, 0);
+  if (stream->parked) return Park(stream, subscribe, subscribe.ByteSizeLong());
   if (Fenced()) return absl::OkStatus();
   const uint64_t chunks = layout_->table().chunks();
   for (const v1::Want& want : subscribe.wants()) {
