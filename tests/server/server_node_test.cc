@@ -376,6 +376,11 @@ TEST(ServerNodeTest, JobsThatOnlyHellosSpeakOfStayFew) {
   EXPECT_EQ(refused, 1);
   // The scheduler's word counts all the same.
   rig.SendPlan(layout);
+  v1::SchedulerMessage order;  // its answer says that the plan is there
+  order.mutable_checkpoint()->set_job_id(layout->plan().job_id());
+  order.mutable_checkpoint()->set_generation(1);
+  rig.Send(order);
+  ASSERT_TRUE(rig.Await([](const std::vector<v1::NodeMessage>& all) { return all.back().has_snapshot_done(); }));
   WorkersEnd workers(&rig, layout, 1);
   EXPECT_TRUE(workers.Train(0, 1));
 }
