@@ -170,6 +170,8 @@ class SchedulerCore {
   std::set<NodeKey> PlanServers(const v1::Plan& plan) const;
   std::set<NodeKey> PlanNodes(const v1::Plan& plan) const;
   uint64_t MemoryUsed(const NodeKey& server, const JobEntry* except) const;  // bytes of all jobs' shards
+  // Makes it durable that the workers of this job's new plan are lost to the jobs that had them before.
+  void ClaimWorkers(const JobEntry& job);
   void SendPlanToAll(JobEntry& job, const std::set<NodeKey>& before);
   // Persists, then `say`; the other way round where the rule persist_first is off.
   void PersistThen(const JobEntry& job, const std::function<void()>& say);

@@ -178,6 +178,7 @@ void SchedulerCore::TryStart(JobEntry& job, absl::Time now) {
   *status.mutable_plan() = std::move(plan);
   job.row.set_generation(1);
   SetState(job, v1::STARTING, "");
+  ClaimWorkers(job);
   PersistThen(job, [&] { SendPlanToAll(job, {}); });
   AddEvent(job, now,
            absl::StrCat("started on ", Count(gang, "worker"), " and ", Count(PlanServers(job.plan()).size(), "server"),
@@ -337,9 +338,8 @@ void SchedulerCore::EndJob(JobEntry& job, v1::JobState state, const std::string&
     for (const NodeKey& key : members) SendEndJob(job.id(), key);
   });
   DropSnapshots(job);
-  AddEvent(job, now,
-           absl::StrCat(absl::AsciiStrToLower(v1::JobState_Name(state)), message.empty() ? "" : ": ",
-                        state == v1::CANCELLED ? "" : message));
+  const std::string text = absl::AsciiStrToLower(v1::JobState_Name(state));
+  AddEvent(job, now, message.empty() || message == text ? text : absl::StrCat(text, ": ", message));
   ConsiderAll(now);
 }
 

@@ -249,6 +249,7 @@ void SchedulerCore::Publish(JobEntry& job, absl::Time now) {
   plan.set_hash(PlanHash(plan));
   const std::set<NodeKey> before = PlanNodes(job.plan());
   Adopt(job, std::move(plan), rewind, now);
+  ClaimWorkers(job);
   PersistThen(job, [&] { SendPlanToAll(job, before); });
   if (job.row.order()) SendOrder(job, now);
   actions_->JobChanged(job.id());
@@ -289,6 +290,7 @@ void SchedulerCore::Adopt(JobEntry& job, v1::Plan plan, bool rewind, absl::Time 
   job.fenced.clear();
   job.reports.clear();
   job.lost.clear();
+  job.row.clear_lost();
   job.trouble.clear();
   job.trouble_since = absl::InfiniteFuture();
   job.final_shards.clear();
@@ -297,6 +299,24 @@ void SchedulerCore::Adopt(JobEntry& job, v1::Plan plan, bool rewind, absl::Time 
   job.pace.clear();
   SetState(job, v1::RECOVERING, text);
   AddEvent(job, now, text);
+}
+
+void SchedulerCore::ClaimWorkers(const JobEntry& job) {
+  for (auto& [sequence, other] : jobs_) {
+    if (&other == &job || !other.started() || other.ended()) continue;
+    bool changed = false;
+    for (const v1::Rank& rank : other.plan().ranks()) {
+      const bool taken = std::any_of(job.plan().ranks().begin(), job.plan().ranks().end(),
+                                     [&](const v1::Rank& r) { return SameNode(r.node(), rank.node()); });
+      if (!taken || std::any_of(other.row.lost().begin(), other.row.lost().end(),
+                                [&](const v1::NodeId& node) { return SameNode(node, rank.node()); })) {
+        continue;
+      }
+      *other.row.add_lost() = rank.node();
+      changed = true;
+    }
+    if (changed) actions_->Persist(other.row);
+  }
 }
 
 void SchedulerCore::SendPlanToAll(JobEntry& job, const std::set<NodeKey>& before) {

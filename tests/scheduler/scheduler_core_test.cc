@@ -587,6 +587,32 @@ TEST(SchedulerCore, ARestartBeforeTheCheckpointIsRecordedPublishesAgain) {
   EXPECT_EQ(f.published.size(), 1u) << "told again: nothing";
 }
 
+TEST(SchedulerCore, AWorkerThatAnotherJobTookStaysTakenAfterARestart) {
+  CoreFixture f;
+  f.Server("s0");
+  f.Worker("w0");
+  f.Settle();
+  const std::string second = f.Submit(SmallSpec(2)), first = f.Submit(SmallSpec(1));
+  ASSERT_EQ(f.state(first), v1::STARTING);
+  f.Worker("w1");
+  f.Worker("w2");
+  f.Settle();
+  ASSERT_EQ(f.PlanWorkers(second), (std::set<std::string>{"w1", "w2"}));
+  f.Kill("w2");
+  f.Break("w1");  // comes back idle; the second job still lacks one, the first takes it
+  f.Kill("w0");
+  f.Settle();
+  f.Connect("w1");
+  f.Settle();
+  f.ReportAll(first, 0);
+  ASSERT_EQ(f.PlanWorkers(first), (std::set<std::string>{"w1"}));
+  f.Restart();
+  f.ConnectAll();
+  f.Advance(absl::Seconds(3));
+  EXPECT_EQ(f.status(second).message(), "waiting for a worker: has 0 of 2");
+  EXPECT_EQ(f.PlanWorkers(first), (std::set<std::string>{"w1"}));
+}
+
 TEST(SchedulerCore, ARestartWithEverybodyDeadRewinds) {
   RunningJob f;
   f.Rounds(f.job, 1, 5);
