@@ -58,6 +58,11 @@ class Cluster:
         return os.path.join(self.folder, name + ".port")
 
     def start(self, name):
+        process = self._spawn(name)
+        if self.supervise:
+            threading.Thread(target=self._watch, args=(name, process), daemon=True).start()
+
+    def _spawn(self, name):
         os.makedirs(os.path.join(self.folder, "logs"), exist_ok=True)
         if os.path.exists(self.port_file(name)):
             os.remove(self.port_file(name))
@@ -73,15 +78,16 @@ class Cluster:
             time.sleep(0.005)
         if name == "scheduler":
             self.scheduler_port = int(open(self.port_file(name)).read())
-        if self.supervise:
-            threading.Thread(target=self._watch, args=(name, process), daemon=True).start()
+        return process
 
     def _watch(self, name, process):
-        process.wait()
-        with self.lock:
-            again = not self.ending and self.daemons.get(name) is process and self.supervise
-        if again:
-            self.start(name)
+        # This thread stays while its child lives: the child's parent-death signal is bound to the thread that made it.
+        while True:
+            process.wait()
+            with self.lock:
+                if self.ending or self.daemons.get(name) is not process:
+                    return
+            process = self._spawn(name)
 
     def kill(self, name):
         with self.lock:
