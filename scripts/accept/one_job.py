@@ -303,10 +303,11 @@ def part_arithmetic(report):
 
 def part_bench(report, quick):
     done = program(os.path.join(BIN, "bench_push_pull"), "--json", *(["--pairs=3"] if quick else []))
-    for line in done.stdout.strip().splitlines():
-        if line.startswith("{"):
-            r = json.loads(line)
-            report.shown("64 MiB " + r.get("name", "?"), ", ".join("%s %s" % (k, v) for k, v in r.items() if k != "name"))
+    measured = json.loads(done.stdout)
+    for way in ("push", "pull"):
+        r = measured[way]
+        report.add("64 MiB " + way, "", "%.2f GB/s, TCP blaster %.2f, ratio %.2f (%.2f to %.2f)" % (
+            r["grpc_gb_per_s"], r["tcp_gb_per_s"], r["ratio"], r["ratio_min"], r["ratio_max"]), "NOISY" if r["noisy"] else "")
     report.check("push and pull of 64 MiB, verified", "exit 0", "exit %d" % done.returncode, done.returncode == 0)
 
 
