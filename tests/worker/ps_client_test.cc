@@ -195,18 +195,18 @@ class EventLog : public PsClient::Events {
     Say("down", generation, server);
   }
   absl::Status OnCommits(uint64_t generation, size_t server, const ParsedFrame& frame) override {
-    Say("commits", generation, server);
     absl::MutexLock lock(&mutex_);
     frames_.push_back(frame);
+    Count("commits", generation, server);
     return commit_status_;
   }
   void OnUnreachable(uint64_t generation, size_t server, const absl::Status&) override {
     Say("unreachable", generation, server);
   }
   void OnRefused(uint64_t generation, size_t server, const absl::Status& status) override {
-    Say("refused", generation, server);
     absl::MutexLock lock(&mutex_);
     refusal_ = status;
+    Count("refused", generation, server);
   }
 
   // "up 1 0" has come so many times.
@@ -235,6 +235,10 @@ class EventLog : public PsClient::Events {
  private:
   void Say(const std::string& what, uint64_t generation, size_t server) {
     absl::MutexLock lock(&mutex_);
+    Count(what, generation, server);
+  }
+  // Who waits for the count may read what came with it: both change in one critical section.
+  void Count(const std::string& what, uint64_t generation, size_t server) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     ++counts_[what + " " + std::to_string(generation) + " " + std::to_string(server)];
   }
   absl::Mutex mutex_;
