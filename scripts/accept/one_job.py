@@ -302,13 +302,24 @@ def part_arithmetic(report):
 
 
 def part_bench(report, quick):
-    done = program(os.path.join(BIN, "bench_push_pull"), "--json", *(["--pairs=3"] if quick else []))
-    measured = json.loads(done.stdout)
-    for way in ("push", "pull"):
-        r = measured[way]
-        report.add("64 MiB " + way, "", "%.2f GB/s, TCP blaster %.2f, ratio %.2f (%.2f to %.2f)" % (
-            r["grpc_gb_per_s"], r["tcp_gb_per_s"], r["ratio"], r["ratio_min"], r["ratio_max"]), "NOISY" if r["noisy"] else "")
+    # Where this is allowed, at a priority that keeps other programs off the two cores for the seconds that it takes.
+    ahead = ["chrt", "-f", "10"] if shutil.which("chrt") and program("chrt", "-f", "10", "true").returncode == 0 else []
+    done = program(*ahead, os.path.join(BIN, "bench_push_pull"), "--json", *(["--pairs=5"] if quick else []))
     report.check("push and pull of 64 MiB, verified", "exit 0", "exit %d" % done.returncode, done.returncode == 0)
+    if done.returncode != 0:
+        return report.shown("push and pull: its last words", " ".join(done.stdout.split())[-200:])
+    measured = json.loads(done.stdout)
+    noisy = "NOISY" if measured["noisy"] else ""
+    names = {"tcp_ceiling": "TCP ceiling", "tcp_plain": "TCP plain", "tcp_into_place": "TCP into place",
+             "server": "server", "stream_alone": "stream alone"}
+    for key, name in names.items():
+        path = measured["paths"][key]
+        for way in ("push", "pull"):
+            r = path[way]
+            report.add("64 MiB %s, %s" % (way, name), "", "%.2f GB/s (%.2f to %.2f), %.2f of the ceiling" % (
+                r["gb_per_s"], r["gb_per_s_q1"], r["gb_per_s_q3"], r["ratio"]), noisy)
+        report.add("64 MiB, %s: CPU s/GB, worker + server" % name, "", "%.2f + %.2f" % (
+            path["cpu_s_per_gb_worker"], path["cpu_s_per_gb_server"]), noisy)
 
 
 def main():
