@@ -5,7 +5,7 @@
 //               memory beyond its caches, nobody keeps the data, buffers of the socket are as the kernel sizes them.
 //   plain:      the same without SO_RCVLOWAT, 64 KiB a recv(): what a straightforward program gets. The sender pays an
 //               interrupt for the other core with every 64 KiB segment, as the receiver sleeps again after each; in a
-//               virtual machine that is a quarter of the time and more. Where the receiver happens to fall behind, it
+//               virtual machine that is a sixth of the time and more. Where the receiver happens to fall behind, it
 //               is not woken and a plain transfer comes near the ceiling.
 //   into place: as the ceiling, but send() out of the memory that holds all the data and recv() into memory that keeps
 //               all of it: what every receiver that keeps what comes must pay at least.
