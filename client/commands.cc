@@ -99,6 +99,16 @@ std::vector<Command> MakeCommands() {
                       {{"print", FlagKind::kBool, "", "print it as YAML with every default filled in"}, set, name},
                       1,
                       1});
+  commands.push_back(
+      {"health",
+       "[HOST:PORT]",
+       "ask a daemon whether it serves (the scheduler)",
+       "Any daemon's address: of a scheduler, server or worker. Exit codes: 0 it serves, 1 it answers and\n"
+       "does not serve, 3 it cannot be reached.",
+       {{"scheduler", FlagKind::kString, "HOST:PORT", "the scheduler's address"},
+        {"timeout", FlagKind::kNumber, "SECONDS", "how long to wait for the answer (5)", 0, false, 0.01, 1e7}},
+       0,
+       1});
   commands.push_back({"version", "", "print the version", "", {}, 0, 0});
   commands.push_back({"help", "[COMMAND]", "explain a command", "", {}, 0, 1});
   return commands;
@@ -227,7 +237,7 @@ int RunClient(const std::vector<std::string>& words, const ClientEnvironment& en
   const std::vector<std::pair<std::string, Run>> table = {
       {"submit", RunSubmit}, {"watch", RunWatch},       {"list", RunList},     {"status", RunStatus},
       {"logs", RunLogs},     {"cancel", RunCancel},     {"export", RunExport}, {"checkpoint", RunCheckpoint},
-      {"sample", RunSample}, {"validate", RunValidate},
+      {"sample", RunSample}, {"validate", RunValidate}, {"health", RunHealth},
   };
   for (const auto& [command, run] : table) {
     if (command == name) return run(*args, environment);

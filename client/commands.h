@@ -62,6 +62,8 @@ int RunValidate(const Args& args, const ClientEnvironment& environment);
 int RunList(const Args& args, const ClientEnvironment& environment);
 int RunStatus(const Args& args, const ClientEnvironment& environment);
 int RunLogs(const Args& args, const ClientEnvironment& environment);
+// client/commands_health.cc
+int RunHealth(const Args& args, const ClientEnvironment& environment);
 // client/commands_model.cc
 int RunExport(const Args& args, const ClientEnvironment& environment);
 int RunSample(const Args& args, const ClientEnvironment& environment);
