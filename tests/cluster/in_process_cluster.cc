@@ -55,6 +55,7 @@ void InProcessCluster::StartScheduler() {
   options.clock = &clock_;
   options.checkpoint_root = checkpoint_root_;
   options.lease = options_.lease;
+  options.gather = options_.gather;
   options.rules = options_.rules;
   absl::StatusOr<std::unique_ptr<SchedulerNode>> node = SchedulerNode::Start(options);
   CHECK(node.ok(), "{}", node.status().ToString());

@@ -37,6 +37,7 @@ struct ClusterOptions {
   int lanes = 2;  // of each server
   uint64_t memory_limit = 0;
   absl::Duration lease = absl::Seconds(2);
+  absl::Duration gather = absl::Milliseconds(100);
   ProtocolRules rules = {};
   WorkerHooks* hooks = nullptr;      // of every worker; outlives the cluster
   std::string checkpoint_root = {};  // empty: a temporary folder, removed with the cluster
