@@ -41,6 +41,7 @@ class LocalRun {
   int Interrupted();
   absl::Status PrintSample(const std::string& folder);
   std::string ResumeLine(const std::string& checkpoint) const;
+  bool AllRoundsIn(const std::string& checkpoint) const;
   std::string Shown(const std::string& path) const;
 
   const Args& args_;
@@ -228,6 +229,11 @@ std::string LocalRun::ResumeLine(const std::string& checkpoint) const {
   return absl::StrJoin(line, " ");
 }
 
+bool LocalRun::AllRoundsIn(const std::string& checkpoint) const {
+  const auto reader = CheckpointReader::Open(checkpoint, /*verify=*/false);
+  return reader.ok() && (*reader)->manifest().version() >= spec_.train().rounds();
+}
+
 int LocalRun::Interrupted() {
   if (const absl::Status status = cluster_->status(); !status.ok()) {
     *environment_.err << "sluice: " << status.message() << std::endl;
@@ -251,6 +257,16 @@ int LocalRun::Interrupted() {
   const auto newest = CheckpointFolder(run_folder_);
   std::string checkpoint = newest.ok() ? *newest : "";
   if (checkpoint.empty() && spec_.init().resume()) checkpoint = spec_.init().path();
+  if (AllRoundsIn(checkpoint)) {
+    err << "sluice: every process has ended. All " << spec_.train().rounds() << " rounds were done: nothing to resume."
+        << std::endl;
+    if (spec_.model().has_gpt2() && !args_.Bool("no_export")) {
+      err << "To export the model:\n    " << ShellQuote(environment_.program) << " export "
+          << ShellQuote(Shown(checkpoint)) << " FOLDER" << std::endl;
+    }
+    *environment_.out << "checkpoint " << Shown(checkpoint) << std::endl;
+    return kExitInterrupted;
+  }
   err << "sluice: every process has ended. "
       << (checkpoint.empty() ? "No checkpoint was published yet; to start again:" : "To resume:") << "\n    "
       << ResumeLine(checkpoint) << std::endl;

@@ -185,7 +185,8 @@ void SchedulerCore::OnPublished(const std::string& job_id, uint64_t timeline, ui
   AddEvent(job, now, absl::StrCat("checkpoint of version ", version, " published: ", *result));
   actions_->JobChanged(job.id());
   if (job.ended()) return;
-  if (satisfies && job.row.cancel_after_checkpoint()) {
+  // With the last version nothing is left to cancel: the job succeeds.
+  if (satisfies && job.row.cancel_after_checkpoint() && version < status.rounds()) {
     return EndJob(job, v1::CANCELLED, absl::StrCat("cancelled after the checkpoint of version ", version), now);
   }
   MaybeSucceeded(job, now);
