@@ -19,8 +19,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int kDefaultPort = 7700;
-
 absl::StatusOr<std::string> ReadSpecFile(const std::string& path) {
   std::error_code error;
   if (fs::is_directory(path, error))
@@ -206,8 +204,8 @@ absl::StatusOr<SchedulerAddress> FindScheduler(const std::string& flag,
       }
     }
   }
-  if (found.address.empty()) found = {absl::StrCat("127.0.0.1:", kDefaultPort), "the default"};
-  auto parsed = ParseHostPort(found.address, kDefaultPort);
+  if (found.address.empty()) found = {absl::StrCat("127.0.0.1:", kSchedulerPort), "the default"};
+  auto parsed = ParseHostPort(found.address, kSchedulerPort);
   if (!parsed.ok()) return Annotate(parsed.status(), found.source);
   if (parsed->port == 0)
     return absl::InvalidArgumentError(absl::StrCat(found.source, ": ", found.address, ": port 0 names no scheduler"));

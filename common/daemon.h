@@ -1,13 +1,31 @@
-// What the three daemons' main.cc share: waiting for the signal to end.
+// What the three daemons' main.cc share: flags, signals, exit codes.
+//
+// Flags: --listen --advertise --port_file --insecure --log_level.
 #ifndef SLUICE_COMMON_DAEMON_H_
 #define SLUICE_COMMON_DAEMON_H_
 
+#include <functional>
+#include <string>
+
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/grpc_transport.h"
 
 namespace sluice {
 
-// Blocks SIGTERM and SIGINT in this thread and all that it starts; ignores SIGPIPE. Call first in main.
-void BlockEndSignals();
+// All of a daemon's main: tunes malloc, blocks the signals that end it, parses flags (other arguments are refused) and
+// calls `run`, which should set up the log first. Returns the exit code: 0 where `run` returned OK, 2 where it returned
+// INVALID_ARGUMENT (a flag), else 1; the error is logged.
+int RunDaemon(int argc, char** argv, const char* usage, const std::function<absl::Status()>& run);
+
+// Sets up the log with --log_level.
+void InitDaemonLog(const std::string& name);
+
+// --listen, --advertise and --insecure. A --listen without a port: `default_port` (0: any free one).
+absl::StatusOr<GrpcServerOptions> ListenOptions(int default_port);
+
+// Writes --port_file if it was given: others take it as "ready".
+absl::Status AnnouncePort(const GrpcServer& server);
 
 // Waits for SIGTERM, SIGINT or EndDaemon. Returns OK for a signal, else what EndDaemon was called with.
 absl::Status WaitForEnd();

@@ -18,6 +18,9 @@ namespace sluice {
 // Largest message either end sends or accepts; set explicitly on every channel and server.
 inline constexpr int kMaxMessageBytes = 64 << 20;
 
+// Where a scheduler listens and is looked for unless told otherwise.
+inline constexpr int kSchedulerPort = 7700;
+
 // Keeps freed buffers in the process instead of paying their page faults again (DESIGN section 7). Call first in main,
 // before any other thread exists.
 void TuneMalloc();

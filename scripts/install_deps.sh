@@ -4,7 +4,7 @@
 #   scripts/install_deps.sh [build] [example] [test] [check] [accept]     default: build
 #
 # build: compiler, libraries    example: the King James text    test: GoogleTest
-# check: clang, clang-format (CI's further checks)    accept: PyTorch and data sets that the acceptance runs compare with
+# check: clang with sanitizers, clang-format (CI's further checks)    accept: PyTorch and data sets that the acceptance runs compare with
 set -euo pipefail
 
 packages_of() {
@@ -14,7 +14,7 @@ packages_of() {
       libhwy-dev ;;
     example) echo bible-kjv bible-kjv-text ;;
     test) echo libgtest-dev libgmock-dev ;;
-    check) echo clang-19 clang-format ;;
+    check) echo clang-19 libclang-rt-19-dev clang-format ;;
     accept) echo python3-torch python3-numpy libopenblas-openmp-dev dataset-fashion-mnist ;;
     *) echo "install_deps.sh: unknown group '$1' (build, example, test, check, accept)" >&2; return 2 ;;
   esac

@@ -12,9 +12,9 @@ scripts/install_deps.sh build example
 if [ -f build/release/build.ninja ]; then
   echo "build: re-using build/release"
 else
-  cmake --preset release -DSLUICE_TESTS=OFF -DSLUICE_BENCH=OFF >build.log 2>&1 || { cat build.log; exit 1; }
+  mkdir -p build
+  cmake --preset release -DSLUICE_TESTS=OFF -DSLUICE_BENCH=OFF >build/configure.log 2>&1 || { cat build/configure.log; exit 1; }
 fi
-mkdir -p build && [ -f build.log ] && mv build.log build/configure.log
 NINJA_STATUS='build: [%f/%t] ' ninja -C build/release sluice sluice-scheduler sluice-server sluice-worker
 
 data=sluice-runs/data

@@ -368,6 +368,24 @@ class CoreFixture : public SchedulerActions {
   std::unique_ptr<SchedulerCore> core_;
 };
 
+// Two servers, two workers, a job of two replicas that runs.
+class RunningJob : public CoreFixture {
+ public:
+  explicit RunningJob(v1::JobSpec spec = SmallSpec(2)) {
+    Server("s0");
+    Server("s1");
+    Worker("w0");
+    Worker("w1");
+    Settle();
+    job = Submit(spec);
+    Record(job, 0);
+    Clear();
+    log.clear();
+    EXPECT_EQ(state(job), v1::RUNNING);
+  }
+  std::string job;
+};
+
 }  // namespace sluice
 
 #endif  // SLUICE_TESTS_SCHEDULER_CORE_FIXTURE_H_

@@ -297,6 +297,18 @@ TEST(SchedulerCore, CancelAfterACheckpoint) {
   EXPECT_EQ(f.status(f.job).last_checkpoint().version(), 3u);
 }
 
+TEST(SchedulerCore, CancelAfterTheLastCheckpointFindsNothingToCancel) {
+  RunningJob f;
+  const uint64_t rounds = f.status(f.job).rounds();
+  f.Rounds(f.job, 1, rounds);
+  ASSERT_TRUE(f.core().Cancel(f.job, true, f.now()).ok());
+  f.Checkpoint(f.job, rounds);
+  EXPECT_EQ(f.state(f.job), v1::RUNNING) << "the last evaluation is to come";
+  for (uint32_t shard = 0; shard < f.plan(f.job).shards(); ++shard) f.Final(f.job, shard);
+  f.Record(f.job, rounds, /*evaluation=*/true);
+  EXPECT_EQ(f.state(f.job), v1::SUCCEEDED);
+}
+
 TEST(SchedulerCore, SkippedRoundsInARowEndTheJobAndNameTheCause) {
   v1::JobSpec spec = SmallSpec(2);
   spec.mutable_train()->set_max_skipped_rounds(3);
