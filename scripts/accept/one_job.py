@@ -1,5 +1,4 @@
 """The numbers of one job through every daemon. Called by scripts/accept.sh."""
-import argparse
 import glob
 import json
 import os
@@ -7,25 +6,13 @@ import random
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 
 import numpy as np
 
 import tensors
-from cluster import BIN, Cluster, Failed
-from report import Report
-
-ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
-SHARED = os.environ.get("SLUICE_SHARED", os.path.join(ROOT, "..", "shared"))
-DATA = os.path.join(SHARED, "data")
-PYTHON = "/usr/bin/python3"
-OPENMP_BLAS = "/usr/lib/x86_64-linux-gnu/openblas-openmp"
-
-
-def program(*args, timeout=3600, env=None):
-    return subprocess.run(args, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout, env=env,
-                          stdin=subprocess.DEVNULL)
+from cluster import BIN, Cluster
+from runner import DATA, OPENMP_BLAS, PYTHON, SHARED, program, run_parts
 
 
 def rows_of(output):
@@ -322,41 +309,14 @@ def part_bench(report, quick):
             path["cpu_s_per_gb_worker"], path["cpu_s_per_gb_server"]), noisy)
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--only", default="")
-    parser.add_argument("--json", default="")
-    parser.add_argument("--keep", action="store_true")
-    args = parser.parse_args()
-    report, folder = Report(args.quick), tempfile.mkdtemp(prefix="sluice-accept-")
-    shared = os.path.isdir(DATA)
-    parts = [("arithmetic", False, lambda: part_arithmetic(report)),
-             ("golden", True, lambda: part_golden(report, folder)),
-             ("resume", True, lambda: part_resume(report, folder, args.quick)),
-             ("kill", True, lambda: part_kill(report, folder, args.quick)),
-             ("export", True, lambda: part_export(report, folder)),
-             ("simulation", False, lambda: part_simulation(report, args.quick)),
-             ("fashion", False, lambda: part_fashion(report, folder, args.quick)),
-             ("nano", True, lambda: part_nano(report, folder, args.quick)),
-             ("bench", False, lambda: part_bench(report, args.quick))]
-    if not args.quick:
-        parts.append(("large", False, lambda: part_large(report, folder)))
-    for name, needs_shared, part in parts:
-        if args.only and name not in args.only.split(","):
-            continue
-        if needs_shared and not shared:
-            report.skipped(name, "the shared data folder is absent")
-            continue
-        began = time.time()
-        try:
-            part()
-        except (Failed, KeyError, IndexError, ValueError, OSError, subprocess.TimeoutExpired) as e:
-            report.check(name, "runs", "%s: %s" % (type(e).__name__, e), False)
-        print("         (%s: %.0f s)" % (name, time.time() - began), flush=True)
-    if not args.keep:
-        shutil.rmtree(folder, ignore_errors=True)
-    return report.finish(args.json)
-
-
-sys.exit(main())
+sys.exit(run_parts([
+    ("arithmetic", False, lambda report, folder, quick: part_arithmetic(report)),
+    ("golden", True, lambda report, folder, quick: part_golden(report, folder)),
+    ("resume", True, part_resume),
+    ("kill", True, part_kill),
+    ("export", True, lambda report, folder, quick: part_export(report, folder)),
+    ("simulation", False, lambda report, folder, quick: part_simulation(report, quick)),
+    ("fashion", False, part_fashion),
+    ("nano", True, part_nano),
+    ("bench", False, lambda report, folder, quick: part_bench(report, quick)),
+    ("large", False, lambda report, folder, quick: quick or part_large(report, folder))]))
