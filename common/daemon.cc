@@ -10,15 +10,22 @@
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
+#include "absl/flags/usage_config.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "common/local_address.h"
 #include "common/log.h"
 #include "common/rpc.h"
 #include "common/status_macros.h"
+#include "common/version.h"
 
 ABSL_FLAG(std::string, listen, "127.0.0.1",
           "HOST[:PORT] to listen at; without PORT: 7700 (scheduler) or any free one (others); PORT 0: any free one");
-ABSL_FLAG(std::string, advertise, "", "HOST[:PORT] that others reach this daemon by; default: as --listen");
+ABSL_FLAG(
+    std::string, advertise, "",
+    "HOST[:PORT] that others reach this daemon by; default: as --listen, and for 0.0.0.0 or [::] the address of the "
+    "interface that routes to the scheduler");
 ABSL_FLAG(std::string, port_file, "", "write the port here once the daemon is ready");
 ABSL_FLAG(bool, insecure, false, "allow listening beyond loopback without TLS");
 ABSL_FLAG(std::string, log_level, "info", "debug, info, warn or error");
@@ -49,10 +56,17 @@ int RunDaemon(int argc, char** argv, const char* usage, const std::function<absl
   const sigset_t set = EndSignals();
   pthread_sigmask(SIG_BLOCK, &set, nullptr);
   signal(SIGPIPE, SIG_IGN);
-  absl::SetProgramUsageMessage(absl::StrCat(usage, "; see --help=main"));
+  // --help: the daemon's own flags and those of this file, not every flag of every library.
+  absl::FlagsUsageConfig config;
+  config.contains_help_flags = config.contains_helpshort_flags = [](absl::string_view file) {
+    return absl::EndsWith(file, "/main.cc") || absl::EndsWith(file, "common/daemon.cc");
+  };
+  config.version_string = [] { return absl::StrCat("sluice ", kVersion, " (protocol ", kProtocolVersion, ")\n"); };
+  absl::SetFlagsUsageConfig(config);
+  absl::SetProgramUsageMessage(usage);
   const std::vector<char*> rest = absl::ParseCommandLine(argc, argv);
   if (rest.size() > 1) {
-    LOG_ERROR("unexpected argument \"{}\"; only flags are taken, --help=main lists them", rest[1]);
+    LOG_ERROR("unexpected argument \"{}\"; only flags are taken, --help lists them", rest[1]);
     return 2;
   }
   const absl::Status status = run();
@@ -63,13 +77,16 @@ int RunDaemon(int argc, char** argv, const char* usage, const std::function<absl
 
 void InitDaemonLog(const std::string& name) { InitLog(name, absl::GetFlag(FLAGS_log_level)); }
 
-absl::StatusOr<GrpcServerOptions> ListenOptions(int default_port) {
+absl::StatusOr<GrpcServerOptions> ListenOptions(int default_port, const HostPort* scheduler) {
   GrpcServerOptions options;
   ASSIGN_OR_RETURN(options.listen, ParseHostPort(absl::GetFlag(FLAGS_listen), default_port));
   if (const std::string advertise = absl::GetFlag(FLAGS_advertise); !advertise.empty()) {
     ASSIGN_OR_RETURN(options.advertise, ParseHostPort(advertise, 0));
   }
   options.insecure = absl::GetFlag(FLAGS_insecure);
+  if (scheduler != nullptr) {
+    ASSIGN_OR_RETURN(options.advertise, ChooseAdvertised(options.listen, options.advertise, *scheduler));
+  }
   return options;
 }
 

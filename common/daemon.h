@@ -21,8 +21,10 @@ int RunDaemon(int argc, char** argv, const char* usage, const std::function<absl
 // Sets up the log with --log_level.
 void InitDaemonLog(const std::string& name);
 
-// --listen, --advertise and --insecure. A --listen without a port: `default_port` (0: any free one).
-absl::StatusOr<GrpcServerOptions> ListenOptions(int default_port);
+// --listen, --advertise and --insecure. A --listen without a port: `default_port` (0: any free one). With `scheduler`
+// what is advertised for a wildcard is the address from which that one is reached (common/local_address.h: may ask the
+// resolver).
+absl::StatusOr<GrpcServerOptions> ListenOptions(int default_port, const HostPort* scheduler = nullptr);
 
 // Writes --port_file if it was given: others take it as "ready".
 absl::Status AnnouncePort(const GrpcServer& server);

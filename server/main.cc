@@ -30,8 +30,8 @@ absl::Status Run() {
   ServerOptions options;
   options.node = MakeNodeId("server", absl::GetFlag(FLAGS_name));
   InitDaemonLog(options.node.name());
-  ASSIGN_OR_RETURN(const GrpcServerOptions listen, ListenOptions(0));
   ASSIGN_OR_RETURN(const HostPort scheduler, ParseHostPort(absl::GetFlag(FLAGS_scheduler), kSchedulerPort));
+  ASSIGN_OR_RETURN(const GrpcServerOptions listen, ListenOptions(0, &scheduler));
   ParameterServiceImpl parameter_service;
   ShardServiceImpl shard_service;
   GrpcTransport transport;

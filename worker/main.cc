@@ -28,8 +28,8 @@ absl::Status Run() {
   WorkerOptions options;
   options.node = MakeNodeId("worker", absl::GetFlag(FLAGS_name));
   InitDaemonLog(options.node.name());
-  ASSIGN_OR_RETURN(const GrpcServerOptions listen, ListenOptions(0));
   ASSIGN_OR_RETURN(const HostPort scheduler, ParseHostPort(absl::GetFlag(FLAGS_scheduler), kSchedulerPort));
+  ASSIGN_OR_RETURN(const GrpcServerOptions listen, ListenOptions(0, &scheduler));
   // For health checks only: nobody opens a stream to a worker.
   ASSIGN_OR_RETURN(const std::unique_ptr<GrpcServer> server, GrpcServer::Start(listen, {}));
   GrpcTransport transport;
