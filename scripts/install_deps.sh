@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Installs what Sluice needs from Debian's packages, and only what is missing. Root (or sudo) is used for that alone.
 #
-#   scripts/install_deps.sh [build] [example] [test] [check] [accept]     default: build
+#   scripts/install_deps.sh [build] [example] [test] [check] [accept] [deploy]     default: build
 #
 # build: compiler, libraries    example: the King James text    test: GoogleTest
+# deploy: Docker's engine and what makes Debian trees, for the tests of deploy/
 # check: clang with sanitizers, clang-format (CI's further checks)    accept: PyTorch and data sets that the acceptance runs compare with
 set -euo pipefail
 
@@ -16,7 +17,8 @@ packages_of() {
     test) echo libgtest-dev libgmock-dev ;;
     check) echo clang-19 libclang-rt-19-dev clang-format ;;
     accept) echo python3-torch python3-numpy libopenblas-openmp-dev dataset-fashion-mnist ;;
-    *) echo "install_deps.sh: unknown group '$1' (build, example, test, check, accept)" >&2; return 2 ;;
+    deploy) echo docker.io docker-compose mmdebstrap iptables iproute2 util-linux dpkg-dev file systemd python3 ;;
+    *) echo "install_deps.sh: unknown group '$1' (build, example, test, check, accept, deploy)" >&2; return 2 ;;
   esac
 }
 
