@@ -14,6 +14,7 @@
 #include "common/spec_fields.h"
 #include "common/spec_node.h"
 #include "common/status_macros.h"
+#include "common/utf8.h"
 
 namespace sluice {
 namespace {
@@ -118,32 +119,13 @@ class Walker {
   std::vector<std::string> problems_;
 };
 
-// Offset of the first byte that is no part of valid UTF-8 (RFC 3629), or npos.
-size_t FirstBadByte(std::string_view text) {
-  for (size_t i = 0; i < text.size();) {
-    const auto byte = [&](size_t k) -> uint32_t { return k < text.size() ? static_cast<unsigned char>(text[k]) : 0; };
-    const uint32_t lead = byte(i);
-    const size_t length = lead < 0x80 ? 1 : lead < 0xc2 ? 0 : lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : lead < 0xf5 ? 4 : 0;
-    if (length == 0) return i;
-    uint32_t point = length == 1 ? lead : lead & (0x7f >> length);
-    for (size_t k = 1; k < length; ++k) {
-      if ((byte(i + k) & 0xc0) != 0x80) return i;
-      point = point << 6 | (byte(i + k) & 0x3f);
-    }
-    const bool overlong = (length == 3 && point < 0x800) || (length == 4 && point < 0x10000);
-    if (overlong || (point >= 0xd800 && point < 0xe000) || point > 0x10ffff) return i;
-    i += length;
-  }
-  return std::string_view::npos;
-}
-
 absl::Status CheckText(std::string_view text, std::string_view file) {
   if (text.size() > kMaxSpecBytes) {
     return SpecError(
         file, 1, 1,
         absl::StrCat("the file has ", text.size(), " bytes, allowed at most ", kMaxSpecBytes, "; is it a job's spec?"));
   }
-  if (const size_t bad = FirstBadByte(text); bad != std::string_view::npos) {
+  if (const size_t bad = FirstInvalidUtf8(text); bad != std::string_view::npos) {
     const std::string_view before = text.substr(0, bad);
     int line = 1;
     for (const char c : before) line += c == '\n';

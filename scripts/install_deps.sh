@@ -12,7 +12,7 @@ packages_of() {
   case "$1" in
     build) echo g++ cmake ninja-build ccache pkg-config protobuf-compiler protobuf-compiler-grpc libprotobuf-dev \
       libgrpc++-dev libabsl-dev libspdlog-dev libyaml-cpp-dev nlohmann-json3-dev libsqlite3-dev zlib1g-dev libdnnl-dev \
-      libhwy-dev ;;
+      libhwy-dev libutf8proc-dev libssl-dev ;;
     example) echo bible-kjv bible-kjv-text ;;
     test) echo libgtest-dev libgmock-dev ;;
     check) echo clang-19 libclang-rt-19-dev clang-format ;;
