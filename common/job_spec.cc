@@ -42,6 +42,7 @@ void FillModel(v1::JobSpec* spec) {
   if (!spec->model().has_gpt2()) return;
   v1::Gpt2Spec* gpt2 = spec->mutable_model()->mutable_gpt2();
   if (!gpt2->has_layer_norm_epsilon()) gpt2->set_layer_norm_epsilon(1e-5);
+  if (!gpt2->has_scaled_residual_init()) gpt2->set_scaled_residual_init(true);
   if (gpt2->vocabulary() == 0 && spec->data().has_text()) gpt2->set_vocabulary(256);  // token = byte
 }
 

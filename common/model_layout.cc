@@ -61,7 +61,10 @@ absl::StatusOr<ParameterSpace> MakeGpt2(const v1::Gpt2Spec& spec) {
   const Initializer ones = {Initializer::kOnes, 0};
   const Initializer normal = {Initializer::kNormal, 0.02f};
   // Layers that add to the residual stream start smaller, so that its variance does not grow with depth (GPT-2).
-  const Initializer residual = {Initializer::kNormal, static_cast<float>(0.02 / std::sqrt(2.0 * spec.layers()))};
+  Initializer residual = normal;
+  if (!spec.has_scaled_residual_init() || spec.scaled_residual_init()) {
+    residual.scale = static_cast<float>(0.02 / std::sqrt(2.0 * spec.layers()));
+  }
   const bool kWhole = false, kCut = true;
 
   Builder builder;

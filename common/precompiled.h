@@ -1,4 +1,5 @@
-// Headers that most sources include, parsed once a build. Not to be included by anything: CMake does.
+// Headers that most sources include, parsed once a build. Not to be included by anything: CMake does. None that changes
+// often is here: a change rebuilds everything.
 #ifndef SLUICE_COMMON_PRECOMPILED_H_
 #define SLUICE_COMMON_PRECOMPILED_H_
 
@@ -34,12 +35,5 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "common/log.h"
-#include "sluice/v1/checkpoint.pb.h"
-#include "sluice/v1/job.pb.h"
-#include "sluice/v1/parameter.pb.h"
-#include "sluice/v1/plan.pb.h"
-#include "sluice/v1/scheduler.pb.h"
-#include "sluice/v1/shard.pb.h"
-#include "sluice/v1/state.pb.h"
 
 #endif  // SLUICE_COMMON_PRECOMPILED_H_

@@ -169,7 +169,8 @@ def part_kill(report, folder, quick):
 # ------------------------------------------------------------------------------------------------------ quality
 def nano_spec(workers, rounds=2000, seed=1, every=0):
     tok = os.path.join(DATA, "tok", "nanogpt_shakespeare_char_")
-    return {"name": "nano", "model": {"gpt2": {"layers": 4, "heads": 4, "width": 128, "context": 64, "vocabulary": 65}},
+    return {"name": "nano", "model": {"gpt2": {"layers": 4, "heads": 4, "width": 128, "context": 64, "vocabulary": 65,
+                               "scaled_residual_init": False}},  # as the reference
             "data": {"tokens": {"path": os.path.abspath(tok + "train.bin"), "validation_path": os.path.abspath(tok + "val.bin")}},
             "train": {"rounds": rounds, "batch": 12, "seed": seed, "eval_every": rounds},
             "optimizer": {"adamw": {"learning_rate": 1e-3, "beta2": 0.99, "weight_decay": 0.1}, "clip_norm": 1.0,

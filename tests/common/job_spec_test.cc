@@ -346,6 +346,7 @@ model:
     context: 1
     vocabulary: 256
     layer_norm_epsilon: 1e-05
+    scaled_residual_init: true
 data:
   text:
     path: a

@@ -83,6 +83,9 @@ TEST(ModelLayoutTest, Gpt2InitialValues) {
   EXPECT_FLOAT_EQ(space->Find("wte")->init.scale, 0.02f);
   EXPECT_FLOAT_EQ(space->Find("h.3.attn.proj.weight")->init.scale, 0.005f);  // 0.02 / sqrt(2 * 8)
   EXPECT_FLOAT_EQ(space->Find("h.3.mlp.proj.weight")->init.scale, 0.005f);
+  v1::ModelSpec plain = Gpt2(8, 2, 4, 3, 5);
+  plain.mutable_gpt2()->set_scaled_residual_init(false);
+  EXPECT_FLOAT_EQ(MakeParameterSpace(plain)->Find("h.3.mlp.proj.weight")->init.scale, 0.02f);
   EXPECT_TRUE(space->Find("wte")->decays());
   EXPECT_FALSE(space->Find("h.0.attn.q.bias")->decays());
 }
