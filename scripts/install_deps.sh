@@ -17,7 +17,7 @@ packages_of() {
     test) echo libgtest-dev libgmock-dev ;;
     check) echo clang-19 libclang-rt-19-dev clang-format ;;
     accept) echo python3-torch python3-numpy libopenblas-openmp-dev dataset-fashion-mnist ;;
-    deploy) echo docker.io docker-compose mmdebstrap iptables iproute2 util-linux dpkg-dev file systemd python3 ;;
+    deploy) echo docker.io docker-compose mmdebstrap iptables iproute2 util-linux dpkg-dev file python3 ;;
     *) echo "install_deps.sh: unknown group '$1' (build, example, test, check, accept, deploy)" >&2; return 2 ;;
   esac
 }

@@ -48,7 +48,8 @@ not_running() { ! kill -0 "$1" 2>/dev/null; }
 debian_base() {
   [ -s "$1" ] && return 0
   mkdir -p "$(dirname "$1")"
-  mmdebstrap --quiet --variant=minbase bookworm "$1.part.$$" >"$1.log" 2>&1 || { rm -f "$1.part.$$"; return 1; }
+  at_exit "rm -f $1.part.$$"
+  mmdebstrap --quiet --format=tar --variant=minbase bookworm "$1.part.$$" >"$1.log" 2>&1 || return 1
   mv "$1.part.$$" "$1"
 }
 base_tar=build/deploy/debian-bookworm.tar
