@@ -26,11 +26,11 @@ start_daemon() {  # start_daemon PREFIX... -- FLAGS...
   "${prefix[@]}" dockerd --data-root "$engine_home/data" --exec-root "$engine_home/exec" --pidfile "$engine_home/pid" \
     -H "unix://$engine_home/socket" "$@" >"$engine_home/log" 2>&1 &
   engine_pid=$!
-  wait_for 60 daemon_answers && return 0
+  wait_for 60 daemon_answers_or_died && docker version >/dev/null 2>&1 && return 0
   tail -n 5 "$engine_home/log" | sed 's/^/        /'
   skip "an engine could not be started here (its last lines are above)"
 }
-daemon_answers() { not_running "$engine_pid" || docker version >/dev/null 2>&1; }
+daemon_answers_or_died() { not_running "$engine_pid" || docker version >/dev/null 2>&1; }
 
 stop_daemon() {
   [ -n "$engine_pid" ] || return 0
