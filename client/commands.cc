@@ -29,16 +29,23 @@ std::vector<Command> MakeCommands() {
   const Flag temperature = {"temperature", FlagKind::kNumber, "T", "0: the likeliest always (0.8)", 0, false, 0, 1e6};
   const Flag sample_seed = {"seed", FlagKind::kInteger, "N", "the same seed draws the same tokens (1)", 0, false, 0};
 
+  const Flag tokenizer = {"tokenizer", FlagKind::kString, "DIR",
+                          "folder of vocab.json and merges.txt (the model's own)"};
+
   std::vector<Command> commands;
   commands.push_back(
       {"local",
        "[SPEC]",
        "train on this machine: starts scheduler, servers and workers, ends them afterwards",
-       "SPEC is a .yaml, .json or .textproto file; without one, --text FILE trains a small byte-level GPT on a text.\n"
+       "SPEC is a .yaml, .json or .textproto file; without one, --text FILE trains a small byte-level GPT on a text\n"
+       "(a file, a folder or a 'PATTERN'), --tokens FILE one on token files: model, batch and rounds are chosen by "
+       "the\n"
+       "amount of data (docs/text.md), and the spec is printed.\n"
        "Everything lies in ./sluice-runs/NAME-N/: logs, state, checkpoints, export. A daemon that dies is started\n"
        "again and training goes on. Ctrl-C makes a checkpoint, ends everything and prints how to resume; a second\n"
        "Ctrl-C does not wait for the checkpoint.",
        {{"text", FlagKind::kString, "FILE", "train a small byte-level GPT on this text, without a spec"},
+        {"tokens", FlagKind::kString, "FILE", "train a small GPT on these token files, without a spec"},
         set,
         name,
         {"workers", FlagKind::kInteger, "N", "worker processes (parallel.data of the spec)", 0, false, 1, 64},
@@ -78,15 +85,20 @@ std::vector<Command> MakeCommands() {
   commands.push_back(
       {"export", "JOB|DIR FOLDER", "write a job's newest checkpoint as a Hugging Face GPT-2 folder",
        "DIR is a published checkpoint (no scheduler is needed then). FOLDER must not exist; it will hold\n"
-       "config.json and model.safetensors.",
-       remote, 2, 2});
+       "config.json and model.safetensors, and the tokenizer (vocab.json, merges.txt) where it can be read here.",
+       With({tokenizer}, remote), 2, 2});
   commands.push_back(
       {"sample", "JOB|DIR", "draw text from a model: a job, a checkpoint or an exported folder",
-       "Models of bytes take and print text; others take and print token ids.",
-       With({{"prompt", FlagKind::kString, "TEXT", "text to go on from (a line feed)"},
+       "A running job answers from its newest published checkpoint. Models of bytes, and those whose tokenizer can be\n"
+       "read here, take and print text, whole UTF-8 characters only; others take and print token ids.",
+       With({tokenizer,
+             {"prompt", FlagKind::kString, "TEXT", "text to go on from (a line feed)"},
              {"tokens", FlagKind::kString, "IDS", "the same as token ids: \"3 14 15\""},
              {"bytes", FlagKind::kInteger, "N", "how many bytes, or tokens, to draw (300)", 'n', false, 0, 1e9},
              temperature,
+             {"top_k", FlagKind::kInteger, "K", "draw among the K likeliest tokens (0: all)", 0, false, 0, 1e9},
+             {"top_p", FlagKind::kNumber, "P", "draw among the likeliest that have a share of P (1: all)", 0, false, 0,
+              1},
              sample_seed,
              {"threads", FlagKind::kInteger, "N", "threads to compute with (1)", 0, false, 1, 1024},
              {"logits", FlagKind::kBool, "", "print the logits of the next token as a JSON array instead"}},

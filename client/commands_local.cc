@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "client/commands.h"
+#include "client/default_token_spec.h"
 #include "client/local_cluster.h"
 #include "client/model_files.h"
 #include "client/spec_loading.h"
@@ -34,6 +35,7 @@ class LocalRun {
 
  private:
   absl::Status Prepare();
+  absl::Status DescribeChoice(const SpecSource& source);
   absl::Status MakeRunFolder();
   absl::Status StartJob();
   int Train();
@@ -43,12 +45,16 @@ class LocalRun {
   std::string ResumeLine(const std::string& checkpoint) const;
   bool AllRoundsIn(const std::string& checkpoint) const;
   std::string Shown(const std::string& path) const;
+  fs::path Runs() const { return fs::absolute(args_.String("runs", "sluice-runs")).lexically_normal(); }
+  // Shared by all runs: tokenizing a text once will do.
+  std::string DataCache() const { return (Runs() / "cache").string(); }
 
   const Args& args_;
   const std::vector<std::string>& words_;
   const ClientEnvironment& environment_;
   ProgressPrinter printer_;
   v1::JobSpec spec_;
+  std::string chosen_;  // the spec made from the data alone, to be shown
   int workers_ = 1, servers_ = 1, threads_ = 1;
   std::string run_folder_, job_;
   std::unique_ptr<LocalCluster> cluster_;
@@ -56,15 +62,32 @@ class LocalRun {
   v1::JobStatus last_;
 };
 
+// What was chosen for data without a spec, as a spec to keep.
+absl::Status LocalRun::DescribeChoice(const SpecSource& source) {
+  if (source.text.empty() && source.tokens.empty()) return absl::OkStatus();
+  ASSIGN_OR_RETURN(TokenDefaults made,
+                   source.tokens.empty() ? DefaultTextSpec(source.text) : DefaultTokenFileSpec(source.tokens));
+  for (const std::string& set : source.sets) {
+    const absl::Status status = SetSpecField(&made.spec, set);
+    if (!status.ok()) return absl::Status(status.code(), absl::StrCat("--set ", status.message()));
+  }
+  chosen_ =
+      absl::StrCat("no spec was given; this one was made for ", made.description, ":\n\n", JobSpecToYaml(made.spec));
+  return absl::OkStatus();
+}
+
 absl::Status LocalRun::Prepare() {
   SpecSource source;
   source.path = args_.argument(0);
   source.text = args_.String("text");
   source.sets = args_.List("set");
   source.name = args_.String("name");
-  if (!source.path.empty() && !source.text.empty()) {
-    return absl::InvalidArgumentError("a spec and --text exclude each other: the text becomes the spec");
+  source.data_cache = DataCache();
+  source.tokens = args_.String("tokens");
+  if (!source.path.empty() + !source.text.empty() + !source.tokens.empty() > 1) {
+    return absl::InvalidArgumentError("a spec, --text and --tokens exclude each other: the data become the spec");
   }
+  RETURN_IF_ERROR(DescribeChoice(source));
   std::string resume;
   v1::JobSpec resumed;
   if (args_.Has("resume")) {
@@ -72,7 +95,7 @@ absl::Status LocalRun::Prepare() {
       return absl::InvalidArgumentError("--resume and --init exclude each other: a resume has its parameters already");
     }
     ASSIGN_OR_RETURN(resume, CheckpointFolder(args_.String("resume")));
-    if (source.path.empty() && source.text.empty()) {
+    if (source.path.empty() && source.text.empty() && source.tokens.empty()) {
       ASSIGN_OR_RETURN(const auto reader, CheckpointReader::Open(resume, /*verify=*/false));
       resumed = reader->manifest().spec();
       resumed.clear_init();
@@ -80,8 +103,9 @@ absl::Status LocalRun::Prepare() {
       source.base = &resumed;
     }
   }
-  if (source.path.empty() && source.text.empty() && source.base == nullptr) {
-    return absl::InvalidArgumentError("a spec is expected: sluice local SPEC, or sluice local --text FILE");
+  if (source.path.empty() && source.text.empty() && source.tokens.empty() && source.base == nullptr) {
+    return absl::InvalidArgumentError(
+        "a spec is expected: sluice local SPEC; or data alone: sluice local --text FILE, --tokens FILE");
   }
   if (args_.Has("workers")) {
     // As many replicas as workers, unless the spec says otherwise; --set comes after and wins.
@@ -112,7 +136,7 @@ absl::Status LocalRun::Prepare() {
 }
 
 absl::Status LocalRun::MakeRunFolder() {
-  const fs::path runs = fs::absolute(args_.String("runs", "sluice-runs")).lexically_normal();
+  const fs::path runs = Runs();
   std::error_code error;
   fs::create_directories(runs, error);
   if (error) return absl::FailedPreconditionError(absl::StrCat(runs.string(), ": cannot be made: ", error.message()));
@@ -126,6 +150,10 @@ absl::Status LocalRun::MakeRunFolder() {
       return absl::FailedPreconditionError(absl::StrCat(folder.string(), ": cannot be made: ", error.message()));
   }
   std::ofstream(fs::path(run_folder_) / "spec.yaml") << JobSpecToYaml(spec_);
+  if (!chosen_.empty()) {
+    *environment_.out << chosen_ << "\nwith every default it is kept as " << Shown(run_folder_) << "/spec.yaml"
+                      << std::endl;
+  }
   return absl::OkStatus();
 }
 
@@ -143,6 +171,7 @@ absl::Status LocalRun::StartJob() {
   options.workers = workers_;
   options.threads = threads_;
   options.device = args_.String("device", "cpu");
+  options.data_cache = DataCache();
   options.notice = [this](const std::string& text) { printer_.Line(text); };
   options.failed = [this] { environment_.interrupt->Notify(); };
   ASSIGN_OR_RETURN(cluster_, LocalCluster::Start(std::move(options), environment_.interrupt));
@@ -203,11 +232,12 @@ absl::Status LocalRun::PrintSample(const std::string& folder) {
   options.tokens = args_.Integer("sample_bytes", 300);
   if (options.tokens == 0) return absl::OkStatus();
   ASSIGN_OR_RETURN(const auto model, LoadedModel::Load(folder, 1));
-  if (!model->bytes()) return absl::OkStatus();
+  const auto bpe = model->tokenizer().bpe;
+  if (bpe == nullptr) return absl::OkStatus();
   std::string text;
-  RETURN_IF_ERROR(Sample(model.get(), {'\n'}, options, [&](int32_t token) {
-    const bool control = token < 0x20 && token != '\n' && token != '\t';
-    text.push_back(control && environment_.out_is_terminal ? '?' : static_cast<char>(token));
+  TokenText printed(bpe, environment_.out_is_terminal);
+  RETURN_IF_ERROR(Sample(model.get(), bpe->Encode("\n"), options, [&](int32_t token) {
+    text += printed.Push(token);
     return environment_.interrupt->count() == 0;
   }));
   *environment_.out << "sample of " << text.size() << " bytes:\n" << text << std::endl;

@@ -8,6 +8,7 @@
 #include "client/commands.h"
 #include "client/model_files.h"
 #include "client/spec_loading.h"
+#include "common/checkpoint.h"
 #include "common/status_macros.h"
 
 namespace sluice {
@@ -42,7 +43,12 @@ absl::StatusOr<std::string> ModelFolder(const std::string& what, const Args& arg
   return job.last_checkpoint().directory();
 }
 
-absl::StatusOr<std::vector<int32_t>> Prompt(const Args& args, const LoadedModel& model) {
+// By --tokenizer, else the model's own.
+absl::StatusOr<ModelTokenizer> TokenizerFor(const Args& args, const LoadedModel& model) {
+  return args.Has("tokenizer") ? TokenizerInFolder(args.String("tokenizer")) : model.tokenizer();
+}
+
+absl::StatusOr<std::vector<int32_t>> Prompt(const Args& args, const ModelTokenizer& tokenizer) {
   std::vector<int32_t> prompt;
   if (args.Has("tokens")) {
     if (args.Has("prompt")) return absl::InvalidArgumentError("--prompt and --tokens exclude each other");
@@ -56,22 +62,23 @@ absl::StatusOr<std::vector<int32_t>> Prompt(const Args& args, const LoadedModel&
     }
     return prompt;
   }
-  if (!model.bytes()) {
+  if (tokenizer.bpe == nullptr) {
     if (args.Has("prompt")) {
       return absl::InvalidArgumentError(
-          "--prompt needs a model of bytes (vocabulary 256); give token ids with --tokens");
+          absl::StrCat("--prompt needs a tokenizer, and ", tokenizer.why,
+                       "; name the folder of its files with --tokenizer, or give token ids with --tokens"));
     }
     return std::vector<int32_t>{0};
   }
-  for (unsigned char c : args.String("prompt", "\n")) prompt.push_back(c);
-  if (prompt.empty()) prompt.push_back('\n');
-  return prompt;
+  const std::string text = args.String("prompt", "\n");
+  return tokenizer.bpe->Encode(text.empty() ? "\n" : text);
 }
 
 absl::Status SampleTo(const Args& args, const ClientEnvironment& environment) {
   ASSIGN_OR_RETURN(const std::string folder, ModelFolder(args.argument(0), args, environment));
   ASSIGN_OR_RETURN(const auto model, LoadedModel::Load(folder, static_cast<int>(args.Integer("threads", 1))));
-  ASSIGN_OR_RETURN(const std::vector<int32_t> prompt, Prompt(args, *model));
+  ASSIGN_OR_RETURN(const ModelTokenizer tokenizer, TokenizerFor(args, *model));
+  ASSIGN_OR_RETURN(const std::vector<int32_t> prompt, Prompt(args, tokenizer));
   std::ostream& out = *environment.out;
   if (args.Bool("logits")) {
     ASSIGN_OR_RETURN(const std::vector<float> logits, model->Logits(prompt));
@@ -82,14 +89,15 @@ absl::Status SampleTo(const Args& args, const ClientEnvironment& environment) {
   options.tokens = args.Integer("bytes", 300);
   options.temperature = args.Number("temperature", 0.8);
   options.seed = static_cast<uint64_t>(args.Integer("seed", 1));
-  const bool bytes = model->bytes();
-  if (bytes) out << args.String("prompt");
+  options.top_k = args.Integer("top_k", 0);
+  options.top_p = args.Number("top_p", 1);
+  const bool text = tokenizer.bpe != nullptr;
+  TokenText printed(tokenizer.bpe, environment.out_is_terminal);
+  if (text) out << args.String("prompt");
   bool first = true;
   RETURN_IF_ERROR(Sample(model.get(), prompt, options, [&](int32_t token) {
-    if (bytes) {
-      // Control bytes could set a terminal up in strange ways.
-      const bool control = token < 0x20 && token != '\n' && token != '\t';
-      out << (control && environment.out_is_terminal ? '?' : static_cast<char>(token));
+    if (text) {
+      out << printed.Push(token);
     } else {
       out << (first ? "" : " ") << token;
     }
@@ -99,6 +107,22 @@ absl::Status SampleTo(const Args& args, const ClientEnvironment& environment) {
   }));
   out << std::endl;
   return environment.interrupt->count() == 0 ? absl::OkStatus() : absl::CancelledError("interrupted");
+}
+
+absl::Status AddTokenizer(const Args& args) {
+  ASSIGN_OR_RETURN(const ModelTokenizer tokenizer, TokenizerInFolder(args.String("tokenizer")));
+  ASSIGN_OR_RETURN(const v1::Gpt2Spec model, ReadGpt2Config(args.argument(1)));
+  return ExportTokenizer(tokenizer, model.context(), args.argument(1));
+}
+
+// "" where the exported folder has one or needs none.
+std::string WhyWithoutTokenizer(const std::string& folder, const std::string& target) {
+  const auto model = ReadGpt2Config(target);
+  if (!model.ok() || Exists(fs::path(target) / "vocab.json")) return "";
+  v1::ModelSpec spec;
+  *spec.mutable_gpt2() = *model;
+  const auto tokenizer = TokenizerOfModel(folder, spec);
+  return tokenizer.ok() ? tokenizer->why : std::string(tokenizer.status().message());
 }
 
 absl::StatusOr<std::string> ExportTo(const Args& args, const ClientEnvironment& environment) {
@@ -113,6 +137,13 @@ int RunExport(const Args& args, const ClientEnvironment& environment) {
   const auto folder = ExportTo(args, environment);
   if (!folder.ok()) return Report(folder.status(), environment);
   *environment.out << "exported " << *folder << " to " << args.argument(1) << std::endl;
+  if (args.Has("tokenizer")) {
+    const absl::Status added = AddTokenizer(args);
+    if (!added.ok()) return Report(added, environment);
+  } else if (const std::string why = WhyWithoutTokenizer(*folder, args.argument(1)); !why.empty()) {
+    *environment.err << "sluice: there is no tokenizer in " << args.argument(1) << ": " << why
+                     << "; export with --tokenizer FOLDER adds one" << std::endl;
+  }
   return kExitOk;
 }
 

@@ -123,8 +123,8 @@ void LocalCluster::AddNodes() {
   for (int i = 0; i < options_.workers; ++i) {
     daemons_.push_back(std::make_unique<Daemon>(
         MakeDaemon("worker", i,
-                   {"--listen=127.0.0.1:0", scheduler, absl::StrCat("--threads=", options_.threads),
-                    absl::StrCat("--device=", options_.device)})));
+                   {"--listen=127.0.0.1:0", scheduler, absl::StrCat("--data_cache=", options_.data_cache),
+                    absl::StrCat("--threads=", options_.threads), absl::StrCat("--device=", options_.device)})));
   }
 }
 

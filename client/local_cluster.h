@@ -27,6 +27,7 @@ class LocalCluster {
     int servers = 1, workers = 1;
     int threads = 1;  // of each worker
     std::string device = "cpu";
+    std::string data_cache;  // the workers' --data_cache
     // A daemon died and was started again. On the cluster's thread.
     std::function<void(const std::string&)> notice;
     // The cluster gave up (status() says why). On the cluster's thread.

@@ -34,7 +34,8 @@ absl::Status ExportModel(const std::string& folder, const std::string& target) {
   ASSIGN_OR_RETURN(const ParameterSpace space, MakeParameterSpace(model));
   std::vector<float> values(space.size());
   RETURN_IF_ERROR(reader->Read("value", 0, absl::MakeSpan(values)));
-  return ExportGpt2(model.gpt2(), values, target);
+  RETURN_IF_ERROR(ExportGpt2(model.gpt2(), values, target));
+  return ExportTokenizer(TokenizerOfSpec(reader->manifest().spec()), model.gpt2().context(), target);
 }
 
 absl::StatusOr<std::unique_ptr<LoadedModel>> LoadedModel::Load(const std::string& folder, int threads) {
@@ -51,6 +52,7 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadedModel::Load(const std::string
     return absl::NotFoundError(
         absl::StrCat(folder, ": neither a published checkpoint (manifest.json) nor a GPT-2 folder (config.json)"));
   }
+  ASSIGN_OR_RETURN(loaded->tokenizer_, TokenizerOfModel(folder, loaded->spec_));
   BackendOptions options;
   options.threads = threads;
   ASSIGN_OR_RETURN(loaded->backend_, MakeBackend(options));
@@ -103,6 +105,33 @@ int32_t DrawToken(const std::vector<float>& logits, double temperature, double u
   return static_cast<int32_t>(last);
 }
 
+int32_t DrawToken(const std::vector<float>& logits, const SampleOptions& options, double u) {
+  const bool all = options.top_k <= 0 && options.top_p >= 1;
+  if (all || options.temperature <= 0) return DrawToken(logits, options.temperature, u);
+  std::vector<int32_t> tokens;
+  for (size_t i = 0; i < logits.size(); ++i) {
+    if (std::isfinite(logits[i])) tokens.push_back(static_cast<int32_t>(i));
+  }
+  if (tokens.empty()) return 0;
+  std::stable_sort(tokens.begin(), tokens.end(), [&](int32_t a, int32_t b) { return logits[a] > logits[b]; });
+  if (options.top_k > 0 && static_cast<size_t>(options.top_k) < tokens.size()) tokens.resize(options.top_k);
+  std::vector<double> shares;
+  double total = 0;
+  for (const int32_t token : tokens) {
+    shares.push_back(std::exp((double{logits[token]} - logits[tokens[0]]) / options.temperature));
+    total += shares.back();
+  }
+  size_t kept = 0;
+  double sum = 0;
+  while (kept < shares.size() && (kept == 0 || sum < options.top_p * total)) sum += shares[kept++];
+  double rest = u * sum;
+  for (size_t i = 0; i < kept; ++i) {
+    rest -= shares[i];
+    if (rest < 0) return tokens[i];
+  }
+  return tokens[kept - 1];
+}
+
 absl::Status Sample(LoadedModel* model, std::vector<int32_t> prompt, const SampleOptions& options,
                     const std::function<bool(int32_t)>& emit) {
   const uint64_t key = StreamKey(options.seed, "sample");
@@ -111,7 +140,7 @@ absl::Status Sample(LoadedModel* model, std::vector<int32_t> prompt, const Sampl
     const auto words = Philox4x32({static_cast<uint32_t>(i), static_cast<uint32_t>(i >> 32), 0, 0},
                                   {static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32)});
     const double u = static_cast<double>((uint64_t{words[0]} << 32 | words[1]) >> 11) * 0x1.0p-53;
-    prompt.push_back(DrawToken(logits, options.temperature, u));
+    prompt.push_back(DrawToken(logits, options, u));
     if (!emit(prompt.back())) break;
   }
   return absl::OkStatus();

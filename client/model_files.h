@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "client/tokenizer.h"
 #include "sluice/v1/job.pb.h"
 #include "worker/model/model.h"
 
@@ -26,6 +27,8 @@ class LoadedModel {
   static absl::StatusOr<std::unique_ptr<LoadedModel>> Load(const std::string& folder, int threads);
 
   const v1::ModelSpec& spec() const { return spec_; }
+  // What its tokens are, as far as the folder says.
+  const ModelTokenizer& tokenizer() const { return tokenizer_; }
   // Tokens are bytes.
   bool bytes() const { return spec_.has_gpt2() && spec_.gpt2().vocabulary() == 256; }
   // Logits after the tokens, of which the last `context` count. INVALID_ARGUMENT: no token, or one outside the
@@ -35,6 +38,7 @@ class LoadedModel {
  private:
   LoadedModel() = default;
   v1::ModelSpec spec_;
+  ModelTokenizer tokenizer_;
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<Model> model_;
 };
@@ -42,12 +46,15 @@ class LoadedModel {
 struct SampleOptions {
   int64_t tokens = 300;
   double temperature = 0.8;  // 0: the likeliest token always
+  int64_t top_k = 0;         // only the k likeliest tokens; 0: all
+  double top_p = 1;          // of these the likeliest until their shares add up to p, one at least; 1: all
   uint64_t seed = 1;
 };
 
-// Draws from softmax(logits / temperature); u in [0, 1). Pure. Not-finite logits have no share; all such: the first
-// token.
+// Draws from softmax(logits / temperature), cut to top_k, then to top_p; u in [0, 1). Pure. Not-finite logits have no
+// share; all such: the first token. Of equal logits the smaller token comes first.
 int32_t DrawToken(const std::vector<float>& logits, double temperature, double u);
+int32_t DrawToken(const std::vector<float>& logits, const SampleOptions& options, double u);
 
 // Goes on after `prompt` (not empty) and hands every new token on. The same arguments give the same tokens. Ends early
 // where `emit` returns false.

@@ -8,11 +8,13 @@
 #include <sstream>
 
 #include "absl/strings/str_cat.h"
+#include "client/default_token_spec.h"
 #include "common/checkpoint.h"
 #include "common/job_spec.h"
 #include "common/rpc.h"
 #include "common/status_macros.h"
 #include "worker/data/dataset.h"
+#include "worker/data/file_list.h"
 
 namespace sluice {
 namespace {
@@ -36,7 +38,14 @@ std::vector<std::string*> DataPathsOf(v1::DataSpec* data) {
   const auto add = [&paths](std::string* path) {
     if (!path->empty()) paths.push_back(path);
   };
-  if (data->has_text()) add(data->mutable_text()->mutable_path());
+  if (data->has_text()) {
+    add(data->mutable_text()->mutable_path());
+    add(data->mutable_text()->mutable_validation_path());
+    if (data->text().tokenizer().has_gpt2_bpe()) {
+      add(data->mutable_text()->mutable_tokenizer()->mutable_gpt2_bpe()->mutable_vocab());
+      add(data->mutable_text()->mutable_tokenizer()->mutable_gpt2_bpe()->mutable_merges());
+    }
+  }
   if (data->has_tokens()) {
     add(data->mutable_tokens()->mutable_path());
     add(data->mutable_tokens()->mutable_validation_path());
@@ -86,35 +95,16 @@ std::string JobNameFrom(const std::string& text) {
   return name.empty() ? "job" : name;
 }
 
-v1::JobSpec DefaultTextSpec(const std::string& text_path) {
-  v1::JobSpec spec;
-  spec.set_name(JobNameFrom(fs::path(text_path).stem().string()));
-  v1::Gpt2Spec* gpt2 = spec.mutable_model()->mutable_gpt2();
-  gpt2->set_layers(4);
-  gpt2->set_heads(4);
-  gpt2->set_width(128);
-  gpt2->set_context(64);
-  spec.mutable_data()->mutable_text()->set_path(text_path);
-  spec.mutable_train()->set_rounds(2000);
-  spec.mutable_train()->set_batch(12);
-  spec.mutable_train()->set_eval_samples(400);
-  v1::AdamSpec* adamw = spec.mutable_optimizer()->mutable_adamw();
-  adamw->set_learning_rate(1e-3);
-  adamw->set_beta2(0.99);
-  adamw->set_weight_decay(0.1);
-  spec.mutable_optimizer()->set_clip_norm(1);
-  v1::CosineSchedule* cosine = spec.mutable_optimizer()->mutable_schedule()->mutable_cosine();
-  cosine->set_warmup_rounds(100);
-  cosine->set_final(1e-4);
-  return spec;
-}
-
 absl::StatusOr<v1::JobSpec> LoadSpec(const SpecSource& source, DataPaths paths) {
   v1::JobSpec spec;
   if (source.base != nullptr) {
     spec = *source.base;
   } else if (!source.text.empty()) {
-    spec = DefaultTextSpec(source.text);
+    ASSIGN_OR_RETURN(const TokenDefaults made, DefaultTextSpec(source.text));
+    spec = made.spec;
+  } else if (!source.tokens.empty()) {
+    ASSIGN_OR_RETURN(const TokenDefaults made, DefaultTokenFileSpec(source.tokens));
+    spec = made.spec;
   } else {
     ASSIGN_OR_RETURN(const SpecFormat format, SpecFormatOf(source.path));
     ASSIGN_OR_RETURN(const std::string text, ReadSpecFile(source.path));
@@ -122,7 +112,7 @@ absl::StatusOr<v1::JobSpec> LoadSpec(const SpecSource& source, DataPaths paths) 
     if (paths == DataPaths::kOfFile) {
       const fs::path folder = fs::path(source.path).parent_path();
       for (std::string* path : DataPathsOf(spec.mutable_data())) {
-        if (fs::path(*path).is_absolute() || (!Exists(folder / *path) && Exists(*path))) continue;
+        if (fs::path(*path).is_absolute() || (!DataPathExists(folder / *path) && DataPathExists(*path))) continue;
         *path = Absolute(folder / *path);
       }
     }
@@ -135,8 +125,8 @@ absl::StatusOr<v1::JobSpec> LoadSpec(const SpecSource& source, DataPaths paths) 
 
   bool readable = true;
   for (std::string* path : DataPathsOf(spec.mutable_data())) {
-    if (paths == DataPaths::kOfFile || Exists(*path)) *path = Absolute(*path);
-    readable = readable && (paths == DataPaths::kOfFile || Exists(*path));
+    if (paths == DataPaths::kOfFile || DataPathExists(*path)) *path = Absolute(*path);
+    readable = readable && (paths == DataPaths::kOfFile || DataPathExists(*path));
   }
   FillDefaults(&spec);
   if (!readable || spec.data().source_case() == v1::DataSpec::SOURCE_NOT_SET ||
@@ -144,7 +134,7 @@ absl::StatusOr<v1::JobSpec> LoadSpec(const SpecSource& source, DataPaths paths) 
     RETURN_IF_ERROR(ValidateJobSpec(spec));
     return spec;
   }
-  auto data = OpenDataset(spec, "");
+  auto data = OpenDataset(spec, "", source.data_cache);
   if (data.ok()) FillSizes(**data, spec.mutable_model());
   // What is wrong with the spec itself comes first: the data's error may only follow from it.
   absl::Status valid = ValidateJobSpec(spec);

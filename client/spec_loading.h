@@ -15,10 +15,12 @@ namespace sluice {
 
 struct SpecSource {
   std::string path;                   // the spec's file; or
-  std::string text;                   // a text file, trained on with DefaultTextSpec; or
+  std::string text;                   // a text, trained on with DefaultTextSpec; or
+  std::string tokens;                 // token files, trained on with DefaultTokenFileSpec; or
   const v1::JobSpec* base = nullptr;  // a spec from elsewhere (a checkpoint's)
   std::vector<std::string> sets;      // "train.rounds=500", applied in order after the file
   std::string name;                   // replaces the spec's; empty: as it is
+  std::string data_cache;             // folder where tokenized texts are kept; empty: nowhere
 };
 
 enum class DataPaths {
@@ -31,9 +33,6 @@ enum class DataPaths {
 // Data that this machine can read is opened and checked, and fills in vocabulary, inputs and classes; with kOfFile data
 // that cannot be read is an error.
 absl::StatusOr<v1::JobSpec> LoadSpec(const SpecSource& source, DataPaths paths);
-
-// A byte-level GPT of 0.8 million parameters that learns a text of about a megabyte in minutes on two cores.
-v1::JobSpec DefaultTextSpec(const std::string& text_path);
 
 // Lower-case letters, digits and '-', at most 40 of them, made from any text; "job" where nothing remains.
 std::string JobNameFrom(const std::string& text);

@@ -43,7 +43,16 @@ void FillModel(v1::JobSpec* spec) {
   v1::Gpt2Spec* gpt2 = spec->mutable_model()->mutable_gpt2();
   if (!gpt2->has_layer_norm_epsilon()) gpt2->set_layer_norm_epsilon(1e-5);
   if (!gpt2->has_scaled_residual_init()) gpt2->set_scaled_residual_init(true);
-  if (gpt2->vocabulary() == 0 && spec->data().has_text()) gpt2->set_vocabulary(256);  // token = byte
+  if (gpt2->vocabulary() == 0 && spec->data().has_text() && !spec->data().text().has_tokenizer()) {
+    gpt2->set_vocabulary(256);  // token = byte
+  }
+}
+
+void FillText(v1::TextSource* text) {
+  if (text->documents() == v1::TextSource::DOCUMENTS_UNSPECIFIED) text->set_documents(v1::TextSource::WHOLE_FILE);
+  if (text->invalid_utf8() == v1::TextSource::INVALID_UTF8_UNSPECIFIED) {
+    text->set_invalid_utf8(v1::TextSource::REFUSE);
+  }
 }
 
 void FillTrain(v1::TrainSpec* train) {
@@ -66,6 +75,7 @@ void FillDefaults(v1::JobSpec* spec) {
   v1::DataSpec* data = spec->mutable_data();
   if (!data->has_shuffle()) data->set_shuffle(true);
   if (!data->has_validation_fraction()) data->set_validation_fraction(0.1);
+  if (data->has_text()) FillText(data->mutable_text());
   FillTrain(spec->mutable_train());
   v1::OptimizerSpec* optimizer = spec->mutable_optimizer();
   if (optimizer->has_adam()) FillAdam(optimizer->mutable_adam(), 0);

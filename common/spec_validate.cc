@@ -160,7 +160,7 @@ class Checker {
     switch (data.source_case()) {
       case v1::DataSpec::kText:
         source = "text", model = "gpt2";
-        File("data.text.path", data.text().path());
+        TextFiles(data.text());
         break;
       case v1::DataSpec::kTokens:
         source = "tokens", model = "gpt2";
@@ -194,6 +194,25 @@ class Checker {
     const double fraction = data.validation_fraction();
     if (!(fraction >= 0 && fraction <= 0.5)) {
       Problem("data.validation_fraction: found ", fraction, ", allowed 0 to 0.5");
+    }
+  }
+
+  void TextFiles(const v1::TextSource& text) {
+    File("data.text.path", text.path());
+    Text("data.text.validation_path", text.validation_path());
+    Text("data.text.separator", text.separator());
+    if (text.has_tokenizer() && text.tokenizer().kind_case() == v1::TokenizerSpec::KIND_NOT_SET) {
+      Problem("data.text.tokenizer: found no kind, expected gpt2_bpe (or leave the tokenizer out: bytes)");
+    }
+    if (text.tokenizer().has_gpt2_bpe()) {
+      File("data.text.tokenizer.gpt2_bpe.vocab", text.tokenizer().gpt2_bpe().vocab());
+      File("data.text.tokenizer.gpt2_bpe.merges", text.tokenizer().gpt2_bpe().merges());
+    }
+    if (!v1::TextSource::Documents_IsValid(text.documents())) {
+      Problem("data.text.documents: found ", static_cast<int>(text.documents()), ", allowed whole_file, blank_line");
+    }
+    if (!v1::TextSource::InvalidUtf8_IsValid(text.invalid_utf8())) {
+      Problem("data.text.invalid_utf8: found ", static_cast<int>(text.invalid_utf8()), ", allowed refuse, keep");
     }
   }
 

@@ -17,6 +17,9 @@
 
 ABSL_FLAG(std::string, scheduler, "127.0.0.1", "HOST[:PORT] of the scheduler; without PORT: 7700");
 ABSL_FLAG(std::string, data_root, "", "folder under which the paths of job specs are resolved; empty: anywhere");
+ABSL_FLAG(
+    std::string, data_cache, "",
+    "folder where tokenized texts are kept from one job to the next (may be emptied at any time); empty: nowhere");
 ABSL_FLAG(int, threads, 0, "cores to compute with; 0: all of the machine");
 ABSL_FLAG(std::string, device, "cpu", "cpu, or fake_device (the cpu's kernels behind a device with memory of its own)");
 ABSL_FLAG(std::string, name, "", "name that stays over restarts; default: drawn");
@@ -39,6 +42,7 @@ absl::Status Run() {
   options.address = server->address();
   options.scheduler = scheduler.ToString();
   options.data_root = absl::GetFlag(FLAGS_data_root);
+  options.data_cache = absl::GetFlag(FLAGS_data_cache);
   options.backend.kind = absl::GetFlag(FLAGS_device);
   options.backend.threads = absl::GetFlag(FLAGS_threads) != 0
                                 ? absl::GetFlag(FLAGS_threads)

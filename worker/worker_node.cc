@@ -126,7 +126,9 @@ void WorkerNode::OnPlan(const v1::Plan& plan) {
   options.clock = options_.clock;
   options.hooks = options_.hooks;
   options.send = [this](const v1::NodeMessage& message) { session_->Send(message); };
-  options.open_dataset = [this](const v1::JobSpec& spec) { return OpenDataset(spec, options_.data_root); };
+  options.open_dataset = [this](const v1::JobSpec& spec) {
+    return OpenDataset(spec, options_.data_root, options_.data_cache);
+  };
   options.make_model = [this](const v1::ModelSpec& spec) { return MakeModel(spec, backend_.get()); };
   auto job = std::make_shared<WorkerJob>(options, *layout, static_cast<uint32_t>(rank));
   absl::MutexLock lock(&mutex_);

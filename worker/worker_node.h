@@ -34,9 +34,10 @@ class WorkerJob;
 struct WorkerOptions {
   v1::NodeId node;
   std::string host_id;
-  std::string address;    // advertised; nothing is sent to it yet
-  std::string scheduler;  // HOST:PORT
-  std::string data_root;  // paths of specs are resolved under it; empty: as they are
+  std::string address;     // advertised; nothing is sent to it yet
+  std::string scheduler;   // HOST:PORT
+  std::string data_root;   // paths of specs are resolved under it; empty: as they are
+  std::string data_cache;  // folder where tokenized texts are kept; empty: nowhere
   BackendOptions backend;
   ProtocolRules rules;
   Transport* transport = nullptr;  // outlives the node

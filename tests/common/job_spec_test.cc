@@ -350,6 +350,8 @@ model:
 data:
   text:
     path: a
+    documents: whole_file
+    invalid_utf8: refuse
   shuffle: true
   validation_fraction: 0.1
 train:

@@ -43,14 +43,15 @@ absl::Status CheckTokenModel(const v1::JobSpec& spec, const std::string& source)
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::shared_ptr<const Dataset>> OpenDataset(const v1::JobSpec& spec, const std::string& data_root) {
+absl::StatusOr<std::shared_ptr<const Dataset>> OpenDataset(const v1::JobSpec& spec, const std::string& data_root,
+                                                           const std::string& cache_folder) {
   const double fraction = ValidationFraction(spec.data());
   if (!(fraction >= 0 && fraction <= 0.5)) {
     return absl::InvalidArgumentError(absl::StrCat("data.validation_fraction: 0 to 0.5 is expected, found ", fraction));
   }
   switch (spec.data().source_case()) {
     case v1::DataSpec::kText:
-      return OpenText(spec, data_root);
+      return OpenText(spec, data_root, cache_folder);
     case v1::DataSpec::kTokens:
       return OpenTokens(spec, data_root);
     case v1::DataSpec::kRows:

@@ -44,7 +44,9 @@ class Dataset {
 // Opens and checks everything at once: unreadable or malformed files (name, line or offset, cause), data shorter than
 // one block, tokens outside the vocabulary, sizes that differ from the model's. Paths are resolved under `data_root`
 // where it is not empty: what leads out of it is PERMISSION_DENIED. `spec` may lack the sizes that the data decides.
-absl::StatusOr<std::shared_ptr<const Dataset>> OpenDataset(const v1::JobSpec& spec, const std::string& data_root);
+// `cache_folder`: where tokenized texts are kept (token_cache.h); empty: nowhere.
+absl::StatusOr<std::shared_ptr<const Dataset>> OpenDataset(const v1::JobSpec& spec, const std::string& data_root,
+                                                           const std::string& cache_folder = "");
 
 }  // namespace sluice
 

@@ -10,6 +10,8 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
 
@@ -59,6 +61,18 @@ absl::Status CheckNotLfsPointer(const std::string& path, std::string_view head) 
   return absl::InvalidArgumentError(absl::StrCat(
       path,
       ": this is a Git LFS pointer, not the data; run `git lfs pull` in its repository to fetch the file itself"));
+}
+
+absl::Status CheckNotWebPage(const std::string& path, std::string_view head) {
+  if (head.substr(0, 3) == "\xef\xbb\xbf") head.remove_prefix(3);
+  while (!head.empty() && absl::ascii_isspace(static_cast<unsigned char>(head[0]))) head.remove_prefix(1);
+  for (const char* begin : {"<!doctype html", "<html", "<?xml"}) {
+    if (!absl::StartsWithIgnoreCase(absl::string_view(head.data(), head.size()), begin)) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        path, ": this is a web page, not the data (it begins with \"", std::string(head.substr(0, strlen(begin))),
+        "\"); the download was answered with a page: fetch the file itself"));
+  }
+  return absl::OkStatus();
 }
 
 // `child` is `root` itself or below it; both canonical.
@@ -194,6 +208,11 @@ absl::StatusOr<std::string> ResolveDataPath(const std::string& path, const std::
                      "; move the file there or start the worker with another --data_root"));
   }
   return full.string();
+}
+
+absl::Status CheckNotPlaceholder(const std::string& path, std::string_view head) {
+  RETURN_IF_ERROR(CheckNotLfsPointer(path, head));
+  return CheckNotWebPage(path, head);
 }
 
 absl::StatusOr<std::string> ReadDataFile(const std::string& path) {

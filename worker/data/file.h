@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -17,6 +18,10 @@ namespace sluice {
 // through a symbolic link. The file need not exist.
 absl::StatusOr<std::string> ResolveDataPath(const std::string& path, const std::string& data_root,
                                             const std::string& field);
+
+// INVALID_ARGUMENT where the file's first bytes are not the data but what stands in its place: a Git LFS pointer, or a
+// web page (a download that was answered with an error or a log-in form). `head`: at least the first 256 bytes, or all.
+absl::Status CheckNotPlaceholder(const std::string& path, std::string_view head);
 
 // A whole file in memory: nothing that happens to the file later can disturb a reader. NOT_FOUND, PERMISSION_DENIED,
 // INVALID_ARGUMENT (a folder; a Git LFS pointer instead of data), DATA_LOSS (shorter while being read).

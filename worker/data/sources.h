@@ -56,7 +56,8 @@ uint64_t SeedOf(const v1::JobSpec& spec);
 bool Shuffles(const v1::DataSpec& data);
 
 // Each checks that the model is of the kind that takes such data. Errors as OpenDataset.
-absl::StatusOr<std::shared_ptr<const Dataset>> OpenText(const v1::JobSpec& spec, const std::string& data_root);
+absl::StatusOr<std::shared_ptr<const Dataset>> OpenText(const v1::JobSpec& spec, const std::string& data_root,
+                                                        const std::string& cache_folder);
 absl::StatusOr<std::shared_ptr<const Dataset>> OpenTokens(const v1::JobSpec& spec, const std::string& data_root);
 absl::StatusOr<std::shared_ptr<const Dataset>> OpenRows(const v1::JobSpec& spec, const std::string& data_root);
 absl::StatusOr<std::shared_ptr<const Dataset>> OpenIdx(const v1::JobSpec& spec, const std::string& data_root);

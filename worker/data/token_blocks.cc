@@ -1,42 +1,17 @@
-// Text bytes and nanoGPT token files: one long sequence of tokens, cut into blocks of `context`.
-//
 // Sample i of an epoch is tokens [phase + i*T, phase + i*T + T), each predicting its successor. The phase differs
 // between epochs so that blocks do; the number of samples n does not: it leaves room for every phase. Held-out blocks
 // lie at the end, without phase, and the training part ends with the first held-out token, which it predicts and never
 // reads.
+#include "worker/data/token_blocks.h"
+
 #include <algorithm>
 #include <limits>
-#include <string>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "common/status_macros.h"
-#include "worker/data/file.h"
 #include "worker/data/sources.h"
 
 namespace sluice {
 namespace {
-
-template <typename Unit>  // uint8_t: text; uint16_t: token file
-class TokenSequence {
- public:
-  TokenSequence() = default;
-  explicit TokenSequence(std::vector<Unit> tokens) : tokens_(std::move(tokens)) {}
-
-  uint64_t size() const { return tokens_.size(); }
-  int32_t operator[](uint64_t i) const { return tokens_[i]; }
-  // Index of the first token that is not below `vocabulary`, or size().
-  uint64_t FirstOutside(uint32_t vocabulary) const {
-    if (vocabulary > std::numeric_limits<Unit>::max()) return size();
-    for (uint64_t i = 0; i < size(); ++i) {
-      if (tokens_[i] >= vocabulary) return i;
-    }
-    return size();
-  }
-
- private:
-  std::vector<Unit> tokens_;
-};
 
 // Whole blocks of T tokens that have a successor each.
 uint64_t Blocks(uint64_t tokens, uint64_t context) { return tokens == 0 ? 0 : (tokens - 1) / context; }
@@ -47,7 +22,7 @@ class TokenBlocks : public Dataset {
   // train: tokens [0, train_end) are trained on; evaluation: `eval_blocks` blocks of `evaluation` from its token
   // `eval_begin`.
   struct Parts {
-    std::shared_ptr<const TokenSequence<Unit>> train, evaluation;
+    std::shared_ptr<const std::vector<Unit>> train, evaluation;
     uint64_t train_end = 0, eval_begin = 0, eval_blocks = 0;
   };
 
@@ -93,10 +68,10 @@ class TokenBlocks : public Dataset {
     return batch;
   }
 
-  void Append(const TokenSequence<Unit>& from, uint64_t first, Batch* batch) const {
+  void Append(const std::vector<Unit>& from, uint64_t first, Batch* batch) const {
     for (uint64_t t = 0; t < context_; ++t) {
-      batch->tokens.push_back(from[first + t]);
-      batch->targets.push_back(from[first + t + 1]);
+      batch->tokens.push_back(static_cast<int32_t>(from[first + t]));
+      batch->targets.push_back(static_cast<int32_t>(from[first + t + 1]));
     }
   }
 
@@ -107,36 +82,38 @@ class TokenBlocks : public Dataset {
   const EpochOrder order_;
 };
 
-absl::Status TooShort(const std::string& path, uint64_t tokens, uint64_t context, const char* unit) {
+absl::Status TooShort(const std::string& path, uint64_t tokens, uint64_t context, const std::string& unit) {
   return absl::InvalidArgumentError(absl::StrCat(path, ": ", tokens, " ", unit, ", but a block of model.gpt2.context ",
                                                  context, " needs ", context + 1,
                                                  "; use a longer file or a smaller context"));
 }
 
+}  // namespace
+
 template <typename Unit>
-absl::StatusOr<std::shared_ptr<const Dataset>> MakeBlocks(const v1::JobSpec& spec, uint32_t vocabulary,
-                                                          const char* unit, const std::string& path,
-                                                          std::shared_ptr<const TokenSequence<Unit>> train,
-                                                          const std::string& validation_path,
-                                                          std::shared_ptr<const TokenSequence<Unit>> validation) {
+absl::StatusOr<std::shared_ptr<const Dataset>> MakeTokenBlocks(const v1::JobSpec& spec, uint32_t vocabulary,
+                                                               const std::string& unit,
+                                                               std::unique_ptr<TokenPart<Unit>> train,
+                                                               std::unique_ptr<TokenPart<Unit>> validation) {
   const uint64_t context = spec.model().gpt2().context();
-  const uint64_t blocks = Blocks(train->size(), context);
-  if (blocks == 0) return TooShort(path, train->size(), context, unit);
+  const uint64_t size = train->tokens.size();
+  const uint64_t blocks = Blocks(size, context);
+  if (blocks == 0) return TooShort(train->path, size, context, unit);
 
   typename TokenBlocks<Unit>::Parts parts;
-  parts.train = train;
+  parts.train = std::make_shared<const std::vector<Unit>>(std::move(train->tokens));
   uint64_t kept = blocks;
   if (validation != nullptr) {
-    parts.evaluation = validation;
-    parts.eval_blocks = Blocks(validation->size(), context);
-    if (parts.eval_blocks == 0) return TooShort(validation_path, validation->size(), context, unit);
-    parts.train_end = train->size();
+    parts.eval_blocks = Blocks(validation->tokens.size(), context);
+    if (parts.eval_blocks == 0) return TooShort(validation->path, validation->tokens.size(), context, unit);
+    parts.evaluation = std::make_shared<const std::vector<Unit>>(std::move(validation->tokens));
+    parts.train_end = size;
   } else {
-    parts.evaluation = train;
+    parts.evaluation = parts.train;
     parts.eval_blocks = HeldOut(blocks, ValidationFraction(spec.data()));
     kept = blocks - parts.eval_blocks;
     parts.eval_begin = kept * context;
-    parts.train_end = parts.eval_blocks > 0 ? parts.eval_begin + 1 : train->size();
+    parts.train_end = parts.eval_blocks > 0 ? parts.eval_begin + 1 : size;
   }
 
   // n and the phases: n blocks fit after any phase. One block fewer buys all of them, where there are two; tokens left
@@ -153,74 +130,33 @@ absl::StatusOr<std::shared_ptr<const Dataset>> MakeBlocks(const v1::JobSpec& spe
   return std::make_shared<const TokenBlocks<Unit>>(std::move(parts), context, phases, samples, spec, vocabulary);
 }
 
-absl::Status Outside(const std::string& path, uint64_t index, size_t unit, int32_t token, uint32_t vocabulary) {
-  return absl::InvalidArgumentError(absl::StrCat(path, ": token ", token, " at byte offset ", index * unit,
-                                                 " (token number ", index, ") is outside model.gpt2.vocabulary ",
-                                                 vocabulary));
+template <typename Unit>
+absl::Status CheckInside(const std::string& path, absl::Span<const Unit> tokens, uint64_t first_byte,
+                         uint32_t vocabulary) {
+  if (vocabulary > std::numeric_limits<Unit>::max()) return absl::OkStatus();
+  size_t first = tokens.size(), outside = 0;
+  uint32_t largest = 0;
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    if (tokens[i] < vocabulary) continue;
+    if (outside++ == 0) first = i;
+    largest = std::max(largest, uint32_t{tokens[i]});
+  }
+  if (outside == 0) return absl::OkStatus();
+  const std::string others =
+      outside == 1 ? "" : absl::StrCat("; so are ", outside - 1, " more tokens, the largest is ", largest);
+  return absl::InvalidArgumentError(absl::StrCat(path, ": token ", uint32_t{tokens[first]}, " at byte offset ",
+                                                 first_byte + first * sizeof(Unit), " (token number ", first,
+                                                 ") is outside model.gpt2.vocabulary ", vocabulary, others));
 }
 
-constexpr uint32_t kLlmcMagic = 20240520;
-
-absl::StatusOr<std::shared_ptr<const TokenSequence<uint16_t>>> ReadTokens(const std::string& path,
-                                                                          uint32_t vocabulary) {
-  ASSIGN_OR_RETURN(const std::string bytes, ReadDataFile(path));
-  const auto* b = reinterpret_cast<const uint8_t*>(bytes.data());
-  if (bytes.size() % 2 != 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        path, ": odd size of ", bytes.size(),
-        " bytes; tokens are 2 bytes each (little-endian uint16, no header): the file is cut off or of another format"));
-  }
-  if (bytes.size() >= 1024) {
-    uint32_t head[2];
-    for (int i = 0; i < 2; ++i)
-      head[i] = b[4 * i] | b[4 * i + 1] << 8 | b[4 * i + 2] << 16 | uint32_t{b[4 * i + 3]} << 24;
-    if ((head[0] == kLlmcMagic || head[0] == 20240326 || head[0] == 20240801) && head[1] <= 16) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(path, ": begins with llm.c's header (magic ", head[0], ", version ", head[1],
-                       "), but data.tokens takes nanoGPT's files, which have none; cut the first 1,024 bytes off a "
-                       "file of 16-bit tokens (tail -c +1025)"));
-    }
-  }
-  std::vector<uint16_t> tokens(bytes.size() / 2);
-  for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<uint16_t>(b[2 * i] | b[2 * i + 1] << 8);
-  auto sequence = std::make_shared<const TokenSequence<uint16_t>>(std::move(tokens));
-  const uint64_t bad = sequence->FirstOutside(vocabulary);
-  if (bad < sequence->size()) return Outside(path, bad, 2, (*sequence)[bad], vocabulary);
-  return sequence;
-}
-
-}  // namespace
-
-absl::StatusOr<std::shared_ptr<const Dataset>> OpenText(const v1::JobSpec& spec, const std::string& data_root) {
-  RETURN_IF_ERROR(CheckTokenModel(spec, "text"));
-  ASSIGN_OR_RETURN(const std::string path, ResolveDataPath(spec.data().text().path(), data_root, "data.text.path"));
-  ASSIGN_OR_RETURN(const std::string bytes, ReadDataFile(path));
-  if (bytes.empty()) return absl::InvalidArgumentError(absl::StrCat(path, ": the file is empty, nothing to train on"));
-  auto text = std::make_shared<const TokenSequence<uint8_t>>(std::vector<uint8_t>(bytes.begin(), bytes.end()));
-  const uint32_t model = spec.model().gpt2().vocabulary();
-  const uint64_t bad = model == 0 ? text->size() : text->FirstOutside(model);
-  if (bad < text->size()) return Outside(path, bad, 1, (*text)[bad], model);
-  return MakeBlocks<uint8_t>(spec, 256, "bytes", path, text, "", nullptr);
-}
-
-absl::StatusOr<std::shared_ptr<const Dataset>> OpenTokens(const v1::JobSpec& spec, const std::string& data_root) {
-  RETURN_IF_ERROR(CheckTokenModel(spec, "tokens"));
-  const uint32_t vocabulary = spec.model().gpt2().vocabulary();
-  if (vocabulary == 0) {
-    return absl::InvalidArgumentError(
-        "model.gpt2.vocabulary: needed with data.tokens, which does not say it; found none");
-  }
-  const v1::TokenSource& source = spec.data().tokens();
-  ASSIGN_OR_RETURN(const std::string path, ResolveDataPath(source.path(), data_root, "data.tokens.path"));
-  ASSIGN_OR_RETURN(auto train, ReadTokens(path, vocabulary));
-  std::string validation_path;
-  std::shared_ptr<const TokenSequence<uint16_t>> validation;
-  if (!source.validation_path().empty()) {
-    ASSIGN_OR_RETURN(validation_path,
-                     ResolveDataPath(source.validation_path(), data_root, "data.tokens.validation_path"));
-    ASSIGN_OR_RETURN(validation, ReadTokens(validation_path, vocabulary));
-  }
-  return MakeBlocks<uint16_t>(spec, 0, "tokens", path, train, validation_path, validation);
-}
+#define SLUICE_INSTANTIATE(Unit)                                                          \
+  template absl::StatusOr<std::shared_ptr<const Dataset>> MakeTokenBlocks(                \
+      const v1::JobSpec&, uint32_t, const std::string&, std::unique_ptr<TokenPart<Unit>>, \
+      std::unique_ptr<TokenPart<Unit>>);                                                  \
+  template absl::Status CheckInside(const std::string&, absl::Span<const Unit>, uint64_t, uint32_t)
+SLUICE_INSTANTIATE(uint8_t);
+SLUICE_INSTANTIATE(uint16_t);
+SLUICE_INSTANTIATE(uint32_t);
+#undef SLUICE_INSTANTIATE
 
 }  // namespace sluice
