@@ -71,6 +71,10 @@ absl::Status LocalRun::DescribeChoice(const SpecSource& source) {
     const absl::Status status = SetSpecField(&made.spec, set);
     if (!status.ok()) return absl::Status(status.code(), absl::StrCat("--set ", status.message()));
   }
+  if (made.spec.model().has_gpt2() && made.spec.model().gpt2().vocabulary() == 0 && made.spec.data().has_text() &&
+      !made.spec.data().text().has_tokenizer()) {
+    made.spec.mutable_model()->mutable_gpt2()->set_vocabulary(256);  // bytes; a file to keep should say so
+  }
   chosen_ =
       absl::StrCat("no spec was given; this one was made for ", made.description, ":\n\n", JobSpecToYaml(made.spec));
   return absl::OkStatus();

@@ -424,6 +424,8 @@ TEST_F(DatasetTest, UnreadableFiles) {
   spec.mutable_data()->mutable_text()->set_path(
       Write("pointer", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n"));
   EXPECT_TRUE(Has(Refusal(spec, absl::StatusCode::kInvalidArgument), "Git LFS pointer"));
+  EXPECT_TRUE(
+      Has(Refusal(Rows("<!doctype HTML>\n[1, 2]\n"), absl::StatusCode::kInvalidArgument), "this is a web page"));
 }
 
 TEST_F(DatasetTest, PathsStayUnderTheDataRoot) {

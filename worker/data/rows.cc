@@ -99,6 +99,7 @@ class LineParser {
 
 absl::StatusOr<std::shared_ptr<const Rows>> ReadRows(const std::string& path, const v1::Gpt2Spec& model) {
   ASSIGN_OR_RETURN(const std::string bytes, ReadDataFile(path));
+  RETURN_IF_ERROR(CheckNotPlaceholder(path, bytes));
   std::string_view text = bytes;
   while (!text.empty() && (text.back() == '\n' || text.back() == '\r' || text.back() == ' ' || text.back() == '\t')) {
     text.remove_suffix(1);
