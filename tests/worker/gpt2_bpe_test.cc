@@ -257,6 +257,46 @@ TEST(Gpt2BpeTest, MalformedMergesNameFileAndLine) {
   EXPECT_THAT(Refusal(vocab, "\xff \xfe\n"), HasSubstr("merges.txt:1: the symbol"));
 }
 
+TEST(Gpt2BpeTest, DamagedFilesAreRefusedOrWork) {
+  const Files files = MakeFiles({{"a", "b"}, {"ab", "c"}, {"abc", "abc"}});
+  const std::string vocab = files.vocab.dump(1);
+  std::mt19937 random(13);
+  int refused = 0;
+  for (int round = 0; round < 4000; ++round) {
+    std::string texts[] = {vocab, files.merges};
+    std::string& text = texts[round % 2];
+    for (unsigned changes = 1 + random() % 3; changes > 0; --changes) {
+      const size_t at = random() % text.size();
+      switch (random() % 4) {
+        case 0:
+          text[at] = static_cast<char>(random());
+          break;
+        case 1:
+          text.erase(at, 1 + random() % 20);
+          break;
+        case 2:
+          text.insert(at, text.substr(random() % text.size(), 1 + random() % 20));
+          break;
+        default:
+          text.resize(at + 1);
+      }
+      if (text.empty()) break;
+    }
+    auto bpe = Gpt2Bpe::Parse(texts[0], "vocab.json", texts[1], "merges.txt");
+    if (!bpe.ok()) {
+      ++refused;
+      EXPECT_EQ(bpe.status().code(), absl::StatusCode::kInvalidArgument);
+      // A symbol that is missing in the vocabulary shows in the merges.
+      const std::string message(bpe.status().message());
+      EXPECT_TRUE(message.rfind("merges.txt:", 0) == 0 || (round % 2 == 0 && message.rfind("vocab.json:", 0) == 0))
+          << message;
+      continue;
+    }
+    EXPECT_EQ((*bpe)->Decode((*bpe)->Encode("abcabcab x\xff")), "abcabcab x\xff");
+  }
+  EXPECT_GT(refused, 1000);
+}
+
 class SharedTokenizer : public testing::Test {
  protected:
   void SetUp() override {

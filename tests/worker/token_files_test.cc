@@ -91,6 +91,30 @@ TEST_F(TokenFilesTest, MalformedFilesAreRefusedWithTheCause) {
   EXPECT_THAT(Refusal("<!DOCTYPE html><html>"), HasSubstr("web page"));
 }
 
+TEST_F(TokenFilesTest, EveryDamageToAHeaderIsRefusedOrHarmless) {
+  const std::string tokens = Raw(std::vector<uint16_t>{1, 2, 3}), good = Header(20240520, 1, 3) + tokens;
+  for (size_t at = 0; at < 1024; ++at) {
+    for (const char flip : {'\x01', '\x80', '\xff'}) {
+      std::string bad = good;
+      bad[at] = static_cast<char>(bad[at] ^ flip);
+      std::vector<uint16_t> found;
+      const absl::Status status = ReadTokenFile<uint16_t>(Write("t.bin", bad), 50257, &found);
+      if (at >= 12) {
+        EXPECT_TRUE(status.ok()) << status;
+        EXPECT_EQ(Raw(found), tokens);
+      } else if (at >= 4) {
+        EXPECT_FALSE(status.ok()) << at;
+      } else if (status.ok()) {
+        EXPECT_EQ(Raw(found), bad);  // without its magic number a file is nanoGPT's
+      }
+    }
+  }
+  for (size_t size = 1; size < good.size(); ++size) {
+    std::vector<uint16_t> found;
+    EXPECT_FALSE(ReadTokenFile<uint16_t>(Write("t.bin", good.substr(0, size)), 50257, &found).ok()) << size;
+  }
+}
+
 TEST_F(TokenFilesTest, VocabulariesThatFit) {
   EXPECT_EQ(SummarizeTokenFile(Write("a", Raw(std::vector<uint16_t>{3, 64, 7})))->vocabulary, 65u);
   EXPECT_EQ(SummarizeTokenFile(Write("a", Raw(std::vector<uint16_t>{0})))->vocabulary, 2u);
