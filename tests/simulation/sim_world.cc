@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <utility>
 
 namespace sluice {
 
@@ -37,10 +38,10 @@ void Link::Break(bool graceful) {
   deliver_rest_ = graceful;
   // A close comes after what was delivered in order, on each end by itself.
   world_->After(std::max(next_a_ - world_->now(), world_->Delay()), a_, [self = shared_from_this()] {
-    if (self->on_a_closed) self->on_a_closed();
+    if (const auto closed = std::exchange(self->on_a_closed, nullptr)) closed();
   });
   world_->After(std::max(next_b_ - world_->now(), world_->Delay()), b_, [self = shared_from_this()] {
-    if (self->on_b_closed) self->on_b_closed();
+    if (const auto closed = std::exchange(self->on_b_closed, nullptr)) closed();
   });
 }
 

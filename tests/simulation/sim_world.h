@@ -84,7 +84,9 @@ class Link : public std::enable_shared_from_this<Link> {
  public:
   Link(World* world, LifeRef a, LifeRef b) : world_(world), a_(std::move(a)), b_(std::move(b)) {}
 
+  // Each is called at most once and let go. What they hold often holds the link: ForgetHandlers ends that.
   std::function<void()> on_a_closed, on_b_closed;
+  void ForgetHandlers() { on_a_closed = on_b_closed = nullptr; }
 
   // Runs `deliver` at the other end in order.
   void ToB(std::function<void()> deliver) { Send(&next_b_, b_, std::move(deliver)); }

@@ -55,7 +55,11 @@ Cluster::Cluster(const SimConfig& config, const ProtocolRules& rules, const SimR
       rules(rules),
       reference(reference) {}
 
-Cluster::~Cluster() = default;
+Cluster::~Cluster() {
+  for (const std::weak_ptr<Link>& weak : links) {
+    if (const std::shared_ptr<Link> link = weak.lock()) link->ForgetHandlers();
+  }
+}
 
 void Cluster::Fail(const std::string& what) { throw Violation{what}; }
 
