@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "client/spec_loading.h"
+#include "common/model_layout.h"
 #include "common/status_macros.h"
 #include "common/version.h"
 
@@ -38,14 +39,23 @@ std::vector<Command> MakeCommands() {
        "[SPEC]",
        "train on this machine: starts scheduler, servers and workers, ends them afterwards",
        "SPEC is a .yaml, .json or .textproto file; without one, --text FILE trains a small byte-level GPT on a text\n"
-       "(a file, a folder or a 'PATTERN'), --tokens FILE one on token files: model, batch and rounds are chosen by "
-       "the\n"
-       "amount of data (docs/text.md), and the spec is printed.\n"
+       "(a file, a folder or a 'PATTERN'), --tokens FILE one on token files, --images and --labels a classifier of "
+       "IDX\n"
+       "images, --csv and --label one of a table's rows: model, batch and rounds are chosen by the data "
+       "(docs/text.md,\n"
+       "docs/tables_and_images.md), and the spec is printed.\n"
        "Everything lies in ./sluice-runs/NAME-N/: logs, state, checkpoints, export. A daemon that dies is started\n"
        "again and training goes on. Ctrl-C makes a checkpoint, ends everything and prints how to resume; a second\n"
        "Ctrl-C does not wait for the checkpoint.",
        {{"text", FlagKind::kString, "FILE", "train a small byte-level GPT on this text, without a spec"},
         {"tokens", FlagKind::kString, "FILE", "train a small GPT on these token files, without a spec"},
+        {"images", FlagKind::kString, "FILE", "train a classifier on these IDX images, without a spec"},
+        {"labels", FlagKind::kString, "FILE", "the images' labels (IDX)"},
+        {"validation_images", FlagKind::kString, "FILE", "validate on these (otherwise a tenth is held out)"},
+        {"validation_labels", FlagKind::kString, "FILE", "their labels"},
+        {"csv", FlagKind::kString, "FILE", "train a classifier on this table, without a spec"},
+        {"label", FlagKind::kString, "COLUMN", "the class's column: its name, or its index from 0 (-1: the last)"},
+        {"validation_csv", FlagKind::kString, "FILE", "validate on this table (otherwise a tenth is held out)"},
         set,
         name,
         {"workers", FlagKind::kInteger, "N", "worker processes (parallel.data of the spec)", 0, false, 1, 64},
@@ -83,9 +93,13 @@ std::vector<Command> MakeCommands() {
   commands.push_back(
       {"checkpoint", "JOB", "publish a checkpoint of a running job and print its folder", "", remote, 1, 1});
   commands.push_back(
-      {"export", "JOB|DIR FOLDER", "write a job's newest checkpoint as a Hugging Face GPT-2 folder",
+      {"export", "JOB|DIR FOLDER", "write a job's newest checkpoint as a folder for other programs",
        "DIR is a published checkpoint (no scheduler is needed then). FOLDER must not exist; it will hold\n"
-       "config.json and model.safetensors, and the tokenizer (vocab.json, merges.txt) where it can be read here.",
+       "config.json and model.safetensors: a GPT-2 by Hugging Face's names, with its tokenizer (vocab.json, "
+       "merges.txt)\n"
+       "where that can be read here; other models by PyTorch's names (nn.Sequential, nn.Linear), with the names of "
+       "the\n"
+       "classes and what standardizes the features.",
        With({tokenizer}, remote), 2, 2});
   commands.push_back(
       {"sample", "JOB|DIR", "draw text from a model: a job, a checkpoint or an exported folder",
@@ -207,7 +221,7 @@ int PrintEnd(const v1::JobStatus& status, const ClientEnvironment& environment) 
       *environment.out << status.job_id() << " succeeded: " << rounds << std::endl;
       if (status.has_last_evaluation()) {
         *environment.out << absl::StreamFormat("validation loss %.4f", status.last_evaluation().loss());
-        if (status.spec().model().has_mlp()) {
+        if (ClassifierSizesOf(status.spec().model()).has_value()) {
           *environment.out << absl::StreamFormat(", accuracy %.4f", status.last_evaluation().accuracy());
         }
         *environment.out << std::endl;

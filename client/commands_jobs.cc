@@ -51,9 +51,14 @@ absl::StatusOr<v1::SubmitJobRequest> MakeRequest(const Args& args) {
   source.path = args.argument(0);
   source.sets = args.List("set");
   source.name = args.String("name");
+  const std::string resume = args.String("resume"), init = args.String("init");
+  if (IsFolder(resume)) {
+    ASSIGN_OR_RETURN(source.begins, CheckpointFolder(resume));
+  } else if (IsFolder(init)) {
+    source.begins = init;
+  }
   ASSIGN_OR_RETURN(*request.mutable_spec(), LoadSpec(source, DataPaths::kOfCluster));
   request.set_request_id(NewRequestId());
-  const std::string resume = args.String("resume"), init = args.String("init");
   if (!resume.empty() && !init.empty()) {
     return absl::InvalidArgumentError("--resume and --init exclude each other: a resume has its parameters already");
   }
@@ -62,7 +67,7 @@ absl::StatusOr<v1::SubmitJobRequest> MakeRequest(const Args& args) {
                                                                     : init);
     request.mutable_spec()->mutable_init()->set_resume(false);
   } else if (IsFolder(resume)) {
-    ASSIGN_OR_RETURN(*request.mutable_spec()->mutable_init()->mutable_path(), CheckpointFolder(resume));
+    request.mutable_spec()->mutable_init()->set_path(source.begins);
     request.mutable_spec()->mutable_init()->set_resume(true);
   } else if (!resume.empty()) {
     if (resume.find('/') != std::string::npos) {

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "client/commands.h"
+#include "client/default_specs.h"
 #include "client/default_token_spec.h"
 #include "client/local_cluster.h"
 #include "client/model_files.h"
@@ -36,6 +37,8 @@ class LocalRun {
  private:
   absl::Status Prepare();
   absl::Status DescribeChoice(const SpecSource& source);
+  // The data that flags name without a spec; SOURCE_NOT_SET where they name none.
+  absl::StatusOr<v1::DataSpec> DataOfFlags() const;
   absl::Status MakeRunFolder();
   absl::Status StartJob();
   int Train();
@@ -80,6 +83,35 @@ absl::Status LocalRun::DescribeChoice(const SpecSource& source) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<v1::DataSpec> LocalRun::DataOfFlags() const {
+  v1::DataSpec data;
+  const bool images = args_.Has("images"), csv = args_.Has("csv");
+  for (const char* flag : {"labels", "validation_images", "validation_labels"}) {
+    if (args_.Has(flag) && !images) return absl::InvalidArgumentError(absl::StrCat("--", flag, " needs --images"));
+  }
+  for (const char* flag : {"label", "validation_csv"}) {
+    if (args_.Has(flag) && !csv) return absl::InvalidArgumentError(absl::StrCat("--", flag, " needs --csv"));
+  }
+  if (images) {
+    if (!args_.Has("labels")) return absl::InvalidArgumentError("--images needs --labels, the images' classes");
+    v1::IdxSource* idx = data.mutable_idx();
+    idx->set_images(args_.String("images"));
+    idx->set_labels(args_.String("labels"));
+    idx->set_validation_images(args_.String("validation_images"));
+    idx->set_validation_labels(args_.String("validation_labels"));
+  }
+  if (csv) {
+    if (!args_.Has("label")) {
+      return absl::InvalidArgumentError(
+          "--csv needs --label, the class's column: its name in the header, or its index from 0 (-1: the last)");
+    }
+    data.mutable_csv()->set_path(args_.String("csv"));
+    data.mutable_csv()->set_label(args_.String("label"));
+    data.mutable_csv()->set_validation_path(args_.String("validation_csv"));
+  }
+  return data;
+}
+
 absl::Status LocalRun::Prepare() {
   SpecSource source;
   source.path = args_.argument(0);
@@ -88,8 +120,18 @@ absl::Status LocalRun::Prepare() {
   source.name = args_.String("name");
   source.data_cache = DataCache();
   source.tokens = args_.String("tokens");
-  if (!source.path.empty() + !source.text.empty() + !source.tokens.empty() > 1) {
-    return absl::InvalidArgumentError("a spec, --text and --tokens exclude each other: the data become the spec");
+  if (!source.path.empty() + !source.text.empty() + !source.tokens.empty() + args_.Has("images") + args_.Has("csv") >
+      1) {
+    return absl::InvalidArgumentError(
+        "a spec, --text, --tokens, --images and --csv exclude each other: the data become the spec");
+  }
+  ASSIGN_OR_RETURN(const v1::DataSpec data, DataOfFlags());
+  v1::JobSpec made;
+  if (data.source_case() != v1::DataSpec::SOURCE_NOT_SET) {
+    ASSIGN_OR_RETURN(const DefaultSpec of_data, DefaultClassifierSpec(data, source.sets));
+    made = of_data.spec;
+    source.base = &made;
+    chosen_ = absl::StrCat("no spec was given; this one was made for ", of_data.description, ":\n\n", of_data.yaml);
   }
   RETURN_IF_ERROR(DescribeChoice(source));
   std::string resume;
@@ -99,7 +141,8 @@ absl::Status LocalRun::Prepare() {
       return absl::InvalidArgumentError("--resume and --init exclude each other: a resume has its parameters already");
     }
     ASSIGN_OR_RETURN(resume, CheckpointFolder(args_.String("resume")));
-    if (source.path.empty() && source.text.empty() && source.tokens.empty()) {
+    source.begins = resume;
+    if (source.path.empty() && source.text.empty() && source.tokens.empty() && source.base == nullptr) {
       ASSIGN_OR_RETURN(const auto reader, CheckpointReader::Open(resume, /*verify=*/false));
       resumed = reader->manifest().spec();
       resumed.clear_init();
@@ -109,8 +152,10 @@ absl::Status LocalRun::Prepare() {
   }
   if (source.path.empty() && source.text.empty() && source.tokens.empty() && source.base == nullptr) {
     return absl::InvalidArgumentError(
-        "a spec is expected: sluice local SPEC; or data alone: sluice local --text FILE, --tokens FILE");
+        "a spec is expected: sluice local SPEC; or data alone: sluice local --text FILE, --tokens FILE, --images FILE "
+        "--labels FILE, --csv FILE --label COLUMN");
   }
+  if (args_.Has("init")) source.begins = args_.String("init");
   if (args_.Has("workers")) {
     // As many replicas as workers, unless the spec says otherwise; --set comes after and wins.
     const auto asked = LoadSpec(source, DataPaths::kOfFile);
@@ -153,7 +198,10 @@ absl::Status LocalRun::MakeRunFolder() {
     if (error)
       return absl::FailedPreconditionError(absl::StrCat(folder.string(), ": cannot be made: ", error.message()));
   }
-  std::ofstream(fs::path(run_folder_) / "spec.yaml") << JobSpecToYaml(spec_);
+  // Without what the data decide: somebody may run it again with other data.
+  v1::JobSpec kept = spec_;
+  if (kept.data().has_csv()) kept.mutable_data()->mutable_csv()->clear_schema();
+  std::ofstream(fs::path(run_folder_) / "spec.yaml") << JobSpecToYaml(kept);
   if (!chosen_.empty()) {
     *environment_.out << chosen_ << "\nwith every default it is kept as " << Shown(run_folder_) << "/spec.yaml"
                       << std::endl;
@@ -220,13 +268,15 @@ int LocalRun::Finish(const v1::JobStatus& status) {
   if (!end.has_last_checkpoint()) return kExitOk;
   const std::string& checkpoint = end.last_checkpoint().directory();
   out << "checkpoint " << Shown(checkpoint) << std::endl;
-  if (!spec_.model().has_gpt2()) return kExitOk;
+  const bool gpt2 = spec_.model().has_gpt2();
   if (!args_.Bool("no_export")) {
     const std::string target = run_folder_ + "/export";
     const absl::Status exported = ExportModel(checkpoint, target);
     if (!exported.ok()) return Report(exported, environment_);
-    out << "exported " << Shown(target) << " (Hugging Face GPT-2: config.json, model.safetensors)" << std::endl;
+    out << "exported " << Shown(target) << (gpt2 ? " (Hugging Face GPT-2: " : " (PyTorch's names: ")
+        << "config.json, model.safetensors)" << std::endl;
   }
+  if (!gpt2) return kExitOk;
   const absl::Status sampled = PrintSample(checkpoint);
   return sampled.ok() ? kExitOk : Report(sampled, environment_);
 }
@@ -294,7 +344,7 @@ int LocalRun::Interrupted() {
   if (AllRoundsIn(checkpoint)) {
     err << "sluice: every process has ended. All " << spec_.train().rounds() << " rounds were done: nothing to resume."
         << std::endl;
-    if (spec_.model().has_gpt2() && !args_.Bool("no_export")) {
+    if (!args_.Bool("no_export")) {
       err << "To export the model:\n    " << ShellQuote(environment_.program) << " export "
           << ShellQuote(Shown(checkpoint)) << " FOLDER" << std::endl;
     }

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/checkpoint.h"
+#include "common/classifier_folder.h"
 #include "common/model_layout.h"
 #include "common/philox.h"
 #include "common/status_macros.h"
@@ -27,13 +28,10 @@ absl::Status ExportModel(const std::string& folder, const std::string& target) {
   if (Exists(target)) return absl::AlreadyExistsError(absl::StrCat(target, ": exists already; name a new folder"));
   ASSIGN_OR_RETURN(auto reader, CheckpointReader::Open(folder, /*verify=*/true));
   const v1::ModelSpec& model = reader->manifest().spec().model();
-  if (!model.has_gpt2()) {
-    return absl::UnimplementedError(absl::StrCat(
-        folder, ": an export is a GPT-2 folder, but this is a checkpoint of another kind of model (model.mlp)"));
-  }
   ASSIGN_OR_RETURN(const ParameterSpace space, MakeParameterSpace(model));
   std::vector<float> values(space.size());
   RETURN_IF_ERROR(reader->Read("value", 0, absl::MakeSpan(values)));
+  if (!model.has_gpt2()) return ExportClassifier(reader->manifest().spec(), values, target);
   RETURN_IF_ERROR(ExportGpt2(model.gpt2(), values, target));
   return ExportTokenizer(TokenizerOfSpec(reader->manifest().spec()), model.gpt2().context(), target);
 }

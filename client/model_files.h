@@ -16,8 +16,8 @@
 
 namespace sluice {
 
-// `folder` is a published checkpoint; `target` appears whole or not at all, and must not exist. UNIMPLEMENTED for
-// models other than gpt2. Every checksum is verified on the way.
+// `folder` is a published checkpoint; `target` appears whole or not at all, and must not exist: a GPT-2 folder
+// (common/checkpoint.h), or a classifier's (common/classifier_folder.h). Every checksum is verified on the way.
 absl::Status ExportModel(const std::string& folder, const std::string& target);
 
 // A model with its parameters, ready to be asked. Not thread-safe.

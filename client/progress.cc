@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "client/rpc.h"
+#include "common/model_layout.h"
 
 namespace sluice {
 namespace {
@@ -30,7 +31,9 @@ std::string ShortNumber(double value) {
   return absl::StrFormat("%.0f", value);
 }
 
-std::string UnitName(const v1::JobStatus& status) { return status.spec().model().has_mlp() ? "samples" : "tokens"; }
+std::string UnitName(const v1::JobStatus& status) {
+  return ClassifierSizesOf(status.spec().model()).has_value() ? "samples" : "tokens";
+}
 
 std::string ProgressText(const v1::JobStatus& status) {
   std::string text = absl::StrCat("round ", status.rounds_done(), "/", status.rounds());
@@ -46,7 +49,7 @@ std::string ProgressText(const v1::JobStatus& status) {
   }
   if (status.has_last_evaluation()) {
     absl::StrAppendFormat(&text, "  validation loss %.4f", status.last_evaluation().loss());
-    if (status.spec().model().has_mlp())
+    if (ClassifierSizesOf(status.spec().model()).has_value())
       absl::StrAppendFormat(&text, "  accuracy %.4f", status.last_evaluation().accuracy());
   }
   if (status.tokens_per_second() > 0) {

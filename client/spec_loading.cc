@@ -11,6 +11,7 @@
 #include "client/default_token_spec.h"
 #include "common/checkpoint.h"
 #include "common/job_spec.h"
+#include "common/model_layout.h"
 #include "common/rpc.h"
 #include "common/status_macros.h"
 #include "worker/data/dataset.h"
@@ -60,6 +61,10 @@ std::vector<std::string*> DataPathsOf(v1::DataSpec* data) {
     add(data->mutable_idx()->mutable_validation_images());
     add(data->mutable_idx()->mutable_validation_labels());
   }
+  if (data->has_csv()) {
+    add(data->mutable_csv()->mutable_path());
+    add(data->mutable_csv()->mutable_validation_path());
+  }
   return paths;
 }
 
@@ -70,12 +75,27 @@ bool Exists(const fs::path& path) {
 
 std::string Absolute(const fs::path& path) { return fs::absolute(path).lexically_normal().string(); }
 
-void FillSizes(const Dataset& data, v1::ModelSpec* model) {
+void FillFromData(const Dataset& data, v1::JobSpec* spec) {
+  v1::ModelSpec* model = spec->mutable_model();
   if (model->has_gpt2() && model->gpt2().vocabulary() == 0) model->mutable_gpt2()->set_vocabulary(data.vocabulary());
   if (model->has_mlp()) {
     if (model->mlp().inputs() == 0) model->mutable_mlp()->set_inputs(data.inputs());
     if (model->mlp().classes() == 0) model->mutable_mlp()->set_classes(data.classes());
   }
+  if (model->has_softmax()) {
+    if (model->softmax().inputs() == 0) model->mutable_softmax()->set_inputs(data.inputs());
+    if (model->softmax().classes() == 0) model->mutable_softmax()->set_classes(data.classes());
+  }
+  if (model->has_logistic() && model->logistic().inputs() == 0) model->mutable_logistic()->set_inputs(data.inputs());
+  if (data.table() != nullptr) *spec->mutable_data()->mutable_csv()->mutable_schema() = *data.table();
+}
+
+// The schema of the table that the checkpoint at `folder` was trained on, where it is one and can be read here.
+absl::Status TakeSchemaOf(const std::string& folder, v1::JobSpec* spec) {
+  if (folder.empty() || !spec->data().has_csv() || !Exists(fs::path(folder) / "manifest.json")) return absl::OkStatus();
+  ASSIGN_OR_RETURN(const auto reader, CheckpointReader::Open(folder, /*verify=*/false));
+  TakeTableSchema(reader->manifest().spec(), spec);
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -129,17 +149,18 @@ absl::StatusOr<v1::JobSpec> LoadSpec(const SpecSource& source, DataPaths paths) 
     readable = readable && (paths == DataPaths::kOfFile || DataPathExists(*path));
   }
   FillDefaults(&spec);
+  RETURN_IF_ERROR(TakeSchemaOf(source.begins.empty() ? spec.init().path() : source.begins, &spec));
   if (!readable || spec.data().source_case() == v1::DataSpec::SOURCE_NOT_SET ||
       spec.model().kind_case() == v1::ModelSpec::KIND_NOT_SET) {
     RETURN_IF_ERROR(ValidateJobSpec(spec));
     return spec;
   }
   auto data = OpenDataset(spec, "", source.data_cache);
-  if (data.ok()) FillSizes(**data, spec.mutable_model());
+  if (data.ok()) FillFromData(**data, &spec);
   // What is wrong with the spec itself comes first: the data's error may only follow from it.
   absl::Status valid = ValidateJobSpec(spec);
-  const bool model_lacks_sizes = !data.ok();
-  if (!valid.ok() && !(model_lacks_sizes && spec.model().has_mlp())) return valid;
+  const bool lacks_what_data_say = !data.ok() && ClassifierSizesOf(spec.model()).has_value();
+  if (!valid.ok() && !lacks_what_data_say) return valid;
   if (!data.ok()) return data.status();
   RETURN_IF_ERROR(valid);
   return spec;

@@ -21,6 +21,7 @@ struct SpecSource {
   std::vector<std::string> sets;      // "train.rounds=500", applied in order after the file
   std::string name;                   // replaces the spec's; empty: as it is
   std::string data_cache;             // folder where tokenized texts are kept; empty: nowhere
+  std::string begins;  // folder of the checkpoint that the job begins from, in place of the spec's init.path
 };
 
 enum class DataPaths {
@@ -30,8 +31,8 @@ enum class DataPaths {
 };
 
 // Errors are INVALID_ARGUMENT or what the file system says; spec errors as ParseJobSpec and ValidateJobSpec give them.
-// Data that this machine can read is opened and checked, and fills in vocabulary, inputs and classes; with kOfFile data
-// that cannot be read is an error.
+// Data that this machine can read is opened and checked, and fills in vocabulary, inputs, classes and a table's schema
+// (which is the checkpoint's where the job begins from one); with kOfFile data that cannot be read is an error.
 absl::StatusOr<v1::JobSpec> LoadSpec(const SpecSource& source, DataPaths paths);
 
 // Lower-case letters, digits and '-', at most 40 of them, made from any text; "job" where nothing remains.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "common/model_layout.h"
 #include "common/portable_math.h"
 
 namespace sluice {
@@ -55,6 +56,12 @@ void FillText(v1::TextSource* text) {
   }
 }
 
+void FillCsv(v1::CsvSource* csv) {
+  if (csv->delimiter().empty()) csv->set_delimiter(",");
+  if (csv->header() == v1::CsvSource::HEADER_UNSPECIFIED) csv->set_header(v1::CsvSource::AUTO);
+  if (!csv->has_standardize()) csv->set_standardize(true);
+}
+
 void FillTrain(v1::TrainSpec* train) {
   if (!train->has_microbatches()) train->set_microbatches(1);
   if (!train->has_seed()) train->set_seed(1);
@@ -69,10 +76,11 @@ void FillTrain(v1::TrainSpec* train) {
 void FillDefaults(v1::JobSpec* spec) {
   if (spec->name().empty()) {
     if (spec->model().has_gpt2()) spec->set_name("gpt2");
-    if (spec->model().has_mlp()) spec->set_name("mlp");
+    if (const auto classifier = ClassifierSizesOf(spec->model())) spec->set_name(classifier->kind);
   }
   FillModel(spec);
   v1::DataSpec* data = spec->mutable_data();
+  if (data->has_csv()) FillCsv(data->mutable_csv());
   if (!data->has_shuffle()) data->set_shuffle(true);
   if (!data->has_validation_fraction()) data->set_validation_fraction(0.1);
   if (data->has_text()) FillText(data->mutable_text());
@@ -121,6 +129,17 @@ std::vector<std::string> OptimizerSlots(const v1::OptimizerSpec& optimizer) {
   if (optimizer.has_adam() || optimizer.has_adamw()) return {"m", "v"};
   if (optimizer.sgd().momentum() > 0) return {"momentum"};
   return {};
+}
+
+std::optional<char> CsvDelimiter(std::string_view text) {
+  if (text == "tab") return '\t';
+  if (text.size() == 1 && std::string_view(",;|: \t").find(text[0]) != std::string_view::npos) return text[0];
+  return std::nullopt;
+}
+
+void TakeTableSchema(const v1::JobSpec& checkpoint, v1::JobSpec* spec) {
+  if (!checkpoint.data().csv().has_schema() || !spec->data().has_csv()) return;
+  *spec->mutable_data()->mutable_csv()->mutable_schema() = checkpoint.data().csv().schema();
 }
 
 }  // namespace sluice

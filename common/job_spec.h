@@ -2,6 +2,7 @@
 #ifndef SLUICE_COMMON_JOB_SPEC_H_
 #define SLUICE_COMMON_JOB_SPEC_H_
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -45,6 +46,14 @@ bool NeedsVerdict(const v1::JobSpec& spec);
 
 // Optimizer slots beside the value: {}, {"momentum"}, {"m", "v"}.
 std::vector<std::string> OptimizerSlots(const v1::OptimizerSpec& optimizer);
+
+// The character that a data.csv.delimiter means; nullopt where it is none of those allowed.
+std::optional<char> CsvDelimiter(std::string_view text);
+
+// A job that begins from a checkpoint of a table (resumed, or with its parameters only) goes on with that table's
+// schema: the parameters mean those classes and those means and deviations. Does nothing unless both are of tables and
+// `checkpoint` has a schema.
+void TakeTableSchema(const v1::JobSpec& checkpoint, v1::JobSpec* spec);
 
 }  // namespace sluice
 

@@ -115,6 +115,18 @@ absl::StatusOr<ParameterSpace> MakeMlp(const v1::MlpSpec& spec) {
   return builder.Build();
 }
 
+// One linear layer that begins at zero: its loss is convex, so there is no symmetry to break.
+absl::StatusOr<ParameterSpace> MakeRegression(const std::string& kind, uint64_t inputs, uint64_t outputs) {
+  constexpr char kHint[] = "set it, or let the client read the data";
+  if (inputs == 0) return Missing(absl::StrCat("model.", kind, ".inputs").c_str(), kHint);
+  if (outputs == 0) return Missing(absl::StrCat("model.", kind, ".classes").c_str(), kHint);
+  const Initializer zeros = {Initializer::kZeros, 0};
+  Builder builder;
+  RETURN_IF_ERROR(builder.Add("bias", {outputs}, false, zeros));
+  RETURN_IF_ERROR(builder.Add("weight", {outputs, inputs}, true, zeros));
+  return builder.Build();
+}
+
 }  // namespace
 
 ParameterSpace::ParameterSpace(std::vector<Tensor> tensors) : tensors_(std::move(tensors)), by_name_(tensors_.size()) {
@@ -146,10 +158,21 @@ absl::StatusOr<ParameterSpace> MakeParameterSpace(const v1::ModelSpec& model) {
       return MakeGpt2(model.gpt2());
     case v1::ModelSpec::kMlp:
       return MakeMlp(model.mlp());
+    case v1::ModelSpec::kSoftmax:
+      return MakeRegression("softmax", model.softmax().inputs(), model.softmax().classes());
+    case v1::ModelSpec::kLogistic:
+      return MakeRegression("logistic", model.logistic().inputs(), 1);
     case v1::ModelSpec::KIND_NOT_SET:
       break;
   }
-  return absl::InvalidArgumentError("model: none is set; expected one of gpt2, mlp");
+  return absl::InvalidArgumentError("model: none is set; expected one of gpt2, mlp, softmax, logistic");
+}
+
+std::optional<ClassifierSizes> ClassifierSizesOf(const v1::ModelSpec& model) {
+  if (model.has_mlp()) return ClassifierSizes{"mlp", model.mlp().inputs(), model.mlp().classes()};
+  if (model.has_softmax()) return ClassifierSizes{"softmax", model.softmax().inputs(), model.softmax().classes()};
+  if (model.has_logistic()) return ClassifierSizes{"logistic", model.logistic().inputs(), 2};
+  return std::nullopt;
 }
 
 }  // namespace sluice

@@ -7,6 +7,7 @@
 #define SLUICE_COMMON_MODEL_LAYOUT_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -55,8 +56,19 @@ class ParameterSpace {
 // attn.k.weight, attn.v.weight, attn.q.bias [C], attn.k.bias, attn.v.bias, attn.proj.weight [C, C] (in, out),
 // mlp.fc.weight [4C, C] (out, in), mlp.fc.bias [4C], mlp.proj.weight [4C, C] (in, out); last ln_f.weight, ln_f.bias.
 // MLP: per layer i, prefix "layer.i.": bias [out], weight [out, in] (cut).
+// Softmax regression: bias [classes], weight [classes, inputs] (cut). Logistic regression: bias [1], weight [1, inputs]
+// (cut).
 // Errors: INVALID_ARGUMENT where the spec's sizes are missing or the number of elements exceeds 2^62.
 absl::StatusOr<ParameterSpace> MakeParameterSpace(const v1::ModelSpec& model);
+
+// What models of dense samples (features and a class) have in common.
+struct ClassifierSizes {
+  std::string kind;      // "mlp", "softmax", "logistic"
+  uint64_t inputs = 0;   // 0: not decided yet
+  uint64_t classes = 0;  // 0: not decided yet; 2 with logistic
+};
+// nullopt for models of tokens, and where there is none.
+std::optional<ClassifierSizes> ClassifierSizesOf(const v1::ModelSpec& model);
 
 }  // namespace sluice
 

@@ -2,6 +2,7 @@
 #include <cmath>
 #include <limits>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -148,32 +149,40 @@ class Checker {
         FromData("model.mlp.classes", mlp.classes(), 2, uint64_t{1} << 20);
         break;
       }
+      case v1::ModelSpec::kSoftmax:
+        FromData("model.softmax.inputs", spec_.model().softmax().inputs(), 1, uint64_t{1} << 32);
+        FromData("model.softmax.classes", spec_.model().softmax().classes(), 2, uint64_t{1} << 20);
+        break;
+      case v1::ModelSpec::kLogistic:
+        FromData("model.logistic.inputs", spec_.model().logistic().inputs(), 1, uint64_t{1} << 32);
+        break;
       case v1::ModelSpec::KIND_NOT_SET:
-        Problem("model: found no model, expected one of gpt2, mlp");
+        Problem("model: found no model, expected one of gpt2, mlp, softmax, logistic");
         break;
     }
   }
 
   void Data() {
     const v1::DataSpec& data = spec_.data();
-    std::string source, model;
+    std::string source;
+    bool dense = false;  // samples of features and a class, not tokens
     switch (data.source_case()) {
       case v1::DataSpec::kText:
-        source = "text", model = "gpt2";
+        source = "text";
         TextFiles(data.text());
         break;
       case v1::DataSpec::kTokens:
-        source = "tokens", model = "gpt2";
+        source = "tokens";
         File("data.tokens.path", data.tokens().path());
         Text("data.tokens.validation_path", data.tokens().validation_path());
         break;
       case v1::DataSpec::kRows:
-        source = "rows", model = "gpt2";
+        source = "rows";
         File("data.rows.path", data.rows().path());
         Text("data.rows.validation_path", data.rows().validation_path());
         break;
       case v1::DataSpec::kIdx: {
-        source = "idx", model = "mlp";
+        source = "idx", dense = true;
         const v1::IdxSource& idx = data.idx();
         File("data.idx.images", idx.images());
         File("data.idx.labels", idx.labels());
@@ -183,13 +192,20 @@ class Checker {
         }
         break;
       }
+      case v1::DataSpec::kCsv:
+        source = "csv", dense = true;
+        Csv(data.csv());
+        break;
       case v1::DataSpec::SOURCE_NOT_SET:
-        return Problem("data: found no source, expected one of text, tokens, rows, idx");
+        return Problem("data: found no source, expected one of text, tokens, rows, idx, csv");
     }
-    if ((spec_.model().has_gpt2() && model != "gpt2") || (spec_.model().has_mlp() && model != "mlp")) {
-      Problem(
-          "data: found ", source, ", which feeds the model ", model, ", beside model.",
-          spec_.model().has_gpt2() ? "gpt2; allowed with it are text, tokens, rows" : "mlp; allowed with it is idx");
+    const auto classifier = ClassifierSizesOf(spec_.model());
+    if (spec_.model().has_gpt2() && dense) {
+      Problem("data: found ", source,
+              ", which feeds a model of features, beside model.gpt2; allowed with it are text, tokens, rows");
+    } else if (classifier.has_value() && !dense) {
+      Problem("data: found ", source, ", which feeds the model gpt2, beside model.", classifier->kind,
+              "; allowed with it are idx, csv");
     }
     const double fraction = data.validation_fraction();
     if (!(fraction >= 0 && fraction <= 0.5)) {
@@ -213,6 +229,64 @@ class Checker {
     }
     if (!v1::TextSource::InvalidUtf8_IsValid(text.invalid_utf8())) {
       Problem("data.text.invalid_utf8: found ", static_cast<int>(text.invalid_utf8()), ", allowed refuse, keep");
+    }
+  }
+
+  void Csv(const v1::CsvSource& csv) {
+    File("data.csv.path", csv.path());
+    Text("data.csv.validation_path", csv.validation_path());
+    if (csv.label().empty()) {
+      Problem(
+          "data.csv.label: found nothing, expected the name of the class's column or its index from 0 (-1: the last)");
+    }
+    Text("data.csv.label", csv.label());
+    for (int i = 0; i < csv.ignore_size(); ++i) Text(absl::StrCat("data.csv.ignore[", i, "]"), csv.ignore(i));
+    if (!CsvDelimiter(csv.delimiter()).has_value()) {
+      Problem("data.csv.delimiter: found \"", absl::Utf8SafeCEscape(csv.delimiter().substr(0, 20)),
+              "\", allowed is one of , ; | : or a space, or \"tab\"");
+    }
+    if (csv.header() < v1::CsvSource::AUTO || csv.header() > v1::CsvSource::NO) {
+      Problem("data.csv.header: found ", static_cast<int>(csv.header()), ", allowed auto, yes, no");
+    }
+    Schema(csv);
+  }
+
+  void Schema(const v1::CsvSource& csv) {
+    const v1::TableSchema& schema = csv.schema();
+    if (!csv.has_schema()) {
+      return Problem(
+          "data.csv.schema: found none; the client fills it in where it can read the file: submit from such a machine, "
+          "or "
+          "submit what `sluice validate --print` prints there");
+    }
+    const int features = schema.features_size();
+    if (const auto sizes = ClassifierSizesOf(spec_.model()); sizes.has_value()) {
+      if (sizes->inputs != 0 && static_cast<uint64_t>(features) != sizes->inputs) {
+        Problem("data.csv.schema.features: found ", features, " columns, beside model.", sizes->kind, ".inputs ",
+                sizes->inputs);
+      }
+      if (sizes->classes != 0 && static_cast<uint64_t>(schema.labels_size()) > sizes->classes) {
+        Problem("data.csv.schema.labels: found ", schema.labels_size(), " classes, beside model.", sizes->kind,
+                sizes->kind == "logistic" ? ", which tells 2 apart (model.softmax takes more)"
+                                          : absl::StrCat(".classes ", sizes->classes));
+      }
+    }
+    const int numbers = csv.standardize() ? features : 0;
+    if (schema.mean_size() != numbers || schema.deviation_size() != numbers) {
+      return Problem("data.csv.schema: found ", schema.mean_size(), " means and ", schema.deviation_size(),
+                     " deviations, expected ", numbers, " each");
+    }
+    for (int i = 0; i < numbers; ++i) {
+      if (!std::isfinite(schema.mean(i)) || !std::isfinite(schema.deviation(i)) || !(schema.deviation(i) > 0)) {
+        return Problem("data.csv.schema: mean ", schema.mean(i), ", deviation ", schema.deviation(i), " of feature ", i,
+                       ": expected finite numbers, a deviation greater than 0");
+      }
+    }
+    absl::flat_hash_set<std::string> labels;
+    for (const std::string& label : schema.labels()) {
+      if (!labels.insert(label).second) {
+        return Problem("data.csv.schema.labels: found \"", absl::Utf8SafeCEscape(label), "\" twice");
+      }
     }
   }
 
@@ -328,9 +402,9 @@ class Checker {
       elements *= gpt2.context();
       elements *= std::max({scores, uint64_t{4} * gpt2.width(), uint64_t{gpt2.vocabulary()}});
     } else {
-      const v1::MlpSpec& mlp = spec_.model().mlp();
-      uint64_t widest = std::max<uint64_t>(mlp.inputs(), mlp.classes());
-      for (const uint64_t width : mlp.hidden()) widest = std::max(widest, width);
+      const ClassifierSizes sizes = *ClassifierSizesOf(spec_.model());
+      uint64_t widest = std::max(sizes.inputs, sizes.classes);
+      for (const uint64_t width : spec_.model().mlp().hidden()) widest = std::max(widest, width);
       elements *= widest;
     }
     if (elements > kMaxActivations) {

@@ -92,7 +92,7 @@ void Write(const Message& message, int indent, std::string* out) {
   for (int i = 0; i < message.GetDescriptor()->field_count(); ++i) {
     const FieldDescriptor* field = message.GetDescriptor()->field(i);
     const std::string start = absl::StrCat(std::string(static_cast<size_t>(indent), ' '), field->name(), ":");
-    if (field->is_repeated()) {  // of numbers: job.proto has no others
+    if (field->is_repeated()) {  // of scalars: job.proto has no others
       std::string items;
       for (int k = 0; k < message.GetReflection()->FieldSize(message, field); ++k) {
         absl::StrAppend(&items, k > 0 ? ", " : "", ScalarText(message, field, k));

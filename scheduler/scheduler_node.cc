@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/checkpoint.h"
 #include "common/frame.h"
+#include "common/job_spec.h"
 #include "common/log.h"
 #include "common/status_macros.h"
 
@@ -396,6 +397,7 @@ absl::StatusOr<std::optional<ResumeFrom>> SchedulerNode::ReadResume(v1::SubmitJo
   spec.mutable_init()->set_path(path);
   auto reader = CheckpointReader::Open(path, /*verify=*/false);
   if (!reader.ok()) return Annotate(reader.status(), "init.path");
+  TakeTableSchema((*reader)->manifest().spec(), &spec);
   return std::optional<ResumeFrom>(ResumeFrom{path, (*reader)->manifest()});
 }
 

@@ -97,6 +97,27 @@ TEST_F(CommandsTest, UsageErrors) {
   EXPECT_EQ(Run({"help", "sumbit"}), kExitUsage);
   EXPECT_TRUE(Has(err_.str(), "did you mean submit?"));
   EXPECT_EQ(Run({"local"}), kExitUsage);
+  EXPECT_TRUE(Has(err_.str(), "a spec is expected: sluice local SPEC; or data alone"));
+}
+
+TEST_F(CommandsTest, LocalDataWithoutASpec) {
+  const struct {
+    std::vector<std::string> words;
+    std::string error;
+  } cases[] = {
+      {{"local", "--csv", "a.csv"}, "--csv needs --label"},
+      {{"local", "--label", "y"}, "--label needs --csv"},
+      {{"local", "--images", "a"}, "--images needs --labels"},
+      {{"local", "--labels", "a"}, "--labels needs --images"},
+      {{"local", "spec.yaml", "--csv", "a.csv", "--label", "y"}, "exclude each other"},
+      {{"local", "--text", "t", "--images", "a", "--labels", "b"}, "exclude each other"},
+      {{"local", "--csv", "absent.csv", "--label", "y"}, "absent.csv: cannot be read"},
+      {{"local", "--images", "absent", "--labels", "b"}, "absent: cannot be read"},
+  };
+  for (const auto& c : cases) {
+    EXPECT_EQ(Run(c.words), kExitUsage);
+    EXPECT_TRUE(Has(err_.str(), c.error)) << c.words[1];
+  }
 }
 
 TEST_F(CommandsTest, HelpAndVersion) {

@@ -95,6 +95,39 @@ TEST_F(SpecLoading, DataDecidesSizes) {
   EXPECT_FALSE(LoadSpec(From(path, {"model.mlp.inputs=7"}), DataPaths::kOfFile).ok());
 }
 
+TEST_F(SpecLoading, ATableDecidesSizesAndSchema) {
+  Write("specs/train.csv", "a,b,y\n1,10,k\n3,30,l\n");
+  const std::string path = WriteSpec("{csv: {path: train.csv, label: y}, validation_fraction: 0}", "{softmax: {}}");
+  auto spec = LoadSpec(From(path), DataPaths::kOfFile);
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->name(), "softmax");
+  EXPECT_EQ(spec->data().csv().path(), (folder_ / "specs/train.csv").string());
+  EXPECT_EQ(spec->model().softmax().inputs(), 2u);
+  EXPECT_EQ(spec->model().softmax().classes(), 2u);
+  const v1::TableSchema& schema = spec->data().csv().schema();
+  EXPECT_EQ(schema.features(1), "b");
+  EXPECT_EQ(schema.labels(1), "l");
+  EXPECT_EQ(schema.mean(1), 20);
+  EXPECT_EQ(schema.deviation(1), 10);
+
+  // What is printed is a spec that says the same.
+  SpecSource printed = From(Write("cwd/printed.yaml", JobSpecToYaml(*spec)));
+  const auto again = LoadSpec(printed, DataPaths::kOfCluster);
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(again->SerializeAsString(), spec->SerializeAsString());
+
+  // Errors of the data come through, and a cluster's file that is not here asks for the schema.
+  Write("specs/train.csv", "a,b,y\n1,10,k\n3,,l\n");
+  EXPECT_NE(LoadSpec(From(path), DataPaths::kOfFile).status().message().find("train.csv:3: column 2"),
+            absl::string_view::npos);
+  EXPECT_NE(LoadSpec(From(path, {"model.softmax={inputs: 2, classes: 2}", "data.csv.path=elsewhere.csv"}),
+                     DataPaths::kOfCluster)
+                .status()
+                .message()
+                .find("data.csv.schema: found none; the client fills it in where it can read the file"),
+            absl::string_view::npos);
+}
+
 TEST_F(SpecLoading, MistakesNameTheirPlace) {
   auto message = [](const absl::StatusOr<v1::JobSpec>& spec) {
     EXPECT_FALSE(spec.ok());

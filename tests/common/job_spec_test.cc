@@ -430,7 +430,13 @@ void Randomize(google::protobuf::Message* message, std::mt19937_64* random) {
         }
         break;
       case FieldDescriptor::CPPTYPE_DOUBLE:
-        r->SetDouble(message, field, doubles[(*random)() % std::size(doubles)]);
+        if (field->is_repeated()) {
+          for (uint64_t k = 0; k < number % 4; ++k) {
+            r->AddDouble(message, field, doubles[(*random)() % std::size(doubles)]);
+          }
+        } else {
+          r->SetDouble(message, field, doubles[(*random)() % std::size(doubles)]);
+        }
         break;
       case FieldDescriptor::CPPTYPE_BOOL:
         r->SetBool(message, field, number % 2 == 0);
@@ -440,7 +446,13 @@ void Randomize(google::protobuf::Message* message, std::mt19937_64* random) {
                         static_cast<int>(number % static_cast<uint64_t>(field->enum_type()->value_count())));
         break;
       case FieldDescriptor::CPPTYPE_STRING:
-        r->SetString(message, field, strings[(*random)() % std::size(strings)]);
+        if (field->is_repeated()) {
+          for (uint64_t k = 0; k < number % 4; ++k) {
+            r->AddString(message, field, strings[(*random)() % std::size(strings)]);
+          }
+        } else {
+          r->SetString(message, field, strings[(*random)() % std::size(strings)]);
+        }
         break;
       case FieldDescriptor::CPPTYPE_MESSAGE:
         Randomize(r->MutableMessage(message, field), random);

@@ -104,6 +104,45 @@ TEST(ModelLayoutTest, MlpIsLaidOutAsTheFormatSays) {
   EXPECT_EQ(linear->size(), 4u);
 }
 
+TEST(ModelLayoutTest, RegressionsAreLaidOutAsTheFormatSays) {
+  v1::ModelSpec softmax, logistic;
+  softmax.mutable_softmax()->set_inputs(4);
+  softmax.mutable_softmax()->set_classes(3);
+  logistic.mutable_logistic()->set_inputs(4);
+  for (const auto& [model, outputs] : {std::pair<v1::ModelSpec, uint64_t>{softmax, 3}, {logistic, 1}}) {
+    const ParameterSpace space = MakeParameterSpace(model).value();
+    ASSERT_EQ(space.tensors().size(), 2u);
+    EXPECT_EQ(space.size(), outputs * 5);
+    const Tensor &bias = space.tensors()[0], &weight = space.tensors()[1];
+    EXPECT_EQ(bias.name, "bias");
+    EXPECT_EQ(bias.shape, std::vector<uint64_t>({outputs}));
+    EXPECT_FALSE(bias.cut);
+    EXPECT_EQ(weight.name, "weight");
+    EXPECT_EQ(weight.shape, std::vector<uint64_t>({outputs, 4}));
+    EXPECT_EQ(weight.offset, outputs);
+    EXPECT_TRUE(weight.cut);
+    EXPECT_TRUE(weight.decays() && !bias.decays());
+    EXPECT_EQ(bias.init.kind, Initializer::kZeros);
+    EXPECT_EQ(weight.init.kind, Initializer::kZeros);
+  }
+  softmax.mutable_softmax()->set_classes(0);
+  EXPECT_EQ(std::string(MakeParameterSpace(softmax).status().message()),
+            "model.softmax.classes is 0; set it, or let the client read the data");
+  logistic.mutable_logistic()->set_inputs(0);
+  EXPECT_FALSE(MakeParameterSpace(logistic).ok());
+}
+
+TEST(ModelLayoutTest, ClassifiersSaySizes) {
+  v1::ModelSpec model;
+  EXPECT_FALSE(ClassifierSizesOf(model).has_value());
+  model.mutable_gpt2();
+  EXPECT_FALSE(ClassifierSizesOf(model).has_value());
+  model.mutable_logistic()->set_inputs(7);
+  EXPECT_EQ(ClassifierSizesOf(model)->kind, "logistic");
+  EXPECT_EQ(ClassifierSizesOf(model)->inputs, 7u);
+  EXPECT_EQ(ClassifierSizesOf(model)->classes, 2u);
+}
+
 TEST(ModelLayoutTest, EveryElementBelongsToOneTensor) {
   for (uint32_t seed = 1; seed <= 200; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));

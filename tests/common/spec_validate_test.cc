@@ -58,7 +58,24 @@ TEST(SpecValidateTest, EveryRuleIsCheckedByName) {
       {"data.text.path=", "data.text.path: found nothing, expected the path of a file"},
       {"data.idx={images: a}", "data.idx.labels: found nothing"},
       {"data.idx={images: a, labels: b, validation_labels: c}", "data.idx.validation_images: found nothing"},
-      {"data.idx={images: a, labels: b}", "data: found idx, which feeds the model mlp, beside model.gpt2"},
+      {"data.idx={images: a, labels: b}", "data: found idx, which feeds a model of features, beside model.gpt2"},
+      {"data.csv={path: a}", "data.csv.label: found nothing, expected the name of the class's column or its index"},
+      {"data.csv={path: a, label: b}", "data: found csv, which feeds a model of features, beside model.gpt2"},
+      {"data.csv={path: a, label: b}", "data.csv.schema: found none; the client fills it in"},
+      {"data.csv={label: b}", "data.csv.path: found nothing"},
+      {"data.csv={path: a, label: b, delimiter: ab}", "data.csv.delimiter: found \"ab\", allowed is one of , ; |"},
+      {"data.csv={path: a, label: b, schema: {features: [x], mean: [1]}}",
+       "data.csv.schema: found 1 means and 0 deviations, expected 1 each"},
+      {"data.csv={path: a, label: b, standardize: false, schema: {features: [x], mean: [1], deviation: [1]}}",
+       "found 1 means and 1 deviations, expected 0 each"},
+      {"data.csv={path: a, label: b, schema: {features: [x], mean: [1], deviation: [0]}}",
+       "deviation 0 of feature 0: expected finite numbers, a deviation greater than 0"},
+      {"data.csv={path: a, label: b, standardize: false, schema: {features: [x], labels: [a, b, a]}}",
+       "data.csv.schema.labels: found \"a\" twice"},
+      {"model.softmax={classes: 3}", "model.softmax.inputs is 0: set it, or let the client read the data"},
+      {"model.softmax={inputs: 3}", "model.softmax.classes is 0: set it, or let the client read the data"},
+      {"model.logistic={}", "model.logistic.inputs is 0: set it, or let the client read the data"},
+      {"model.logistic={inputs: 2}", "data: found text, which feeds the model gpt2, beside model.logistic"},
       {"data.text.tokenizer={}", "data.text.tokenizer: found no kind, expected gpt2_bpe"},
       {"data.text.tokenizer.gpt2_bpe.vocab=v", "data.text.tokenizer.gpt2_bpe.merges: found nothing, expected the path"},
       {"data.text.tokenizer.gpt2_bpe.merges=m", "data.text.tokenizer.gpt2_bpe.vocab: found nothing, expected the path"},
@@ -111,6 +128,41 @@ TEST(SpecValidateTest, EveryRuleIsCheckedByName) {
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << c.set;
     EXPECT_THAT(std::string(status.message()), HasSubstr(c.error)) << c.set;
   }
+}
+
+TEST(SpecValidateTest, ATableFitsItsModel) {
+  const auto error = [](const std::string& model) {
+    v1::JobSpec spec = Parsed();
+    EXPECT_TRUE(SetSpecField(&spec,
+                             "data.csv={path: a, label: y, schema: {features: [u, v], labels: [a, b, c], "
+                             "mean: [0, 1], deviation: [1, 2.5]}}")
+                    .ok());
+    EXPECT_TRUE(SetSpecField(&spec, model).ok());
+    FillDefaults(&spec);
+    return std::string(ValidateJobSpec(spec).message());
+  };
+  EXPECT_EQ(error("model.softmax={inputs: 2, classes: 3}"), "");
+  EXPECT_EQ(error("model.mlp={inputs: 2, classes: 4}"), "");
+  EXPECT_THAT(error("model.softmax={inputs: 3, classes: 3}"),
+              HasSubstr("data.csv.schema.features: found 2 columns, beside model.softmax.inputs 3"));
+  EXPECT_THAT(error("model.mlp={inputs: 2, classes: 2}"),
+              HasSubstr("data.csv.schema.labels: found 3 classes, beside model.mlp.classes 2"));
+  EXPECT_THAT(error("model.logistic={inputs: 2}"), HasSubstr("beside model.logistic, which tells 2 apart"));
+}
+
+TEST(SpecValidateTest, ACheckpointsTableGoesOn) {
+  v1::JobSpec checkpoint, spec;
+  TakeTableSchema(checkpoint, &spec);
+  EXPECT_FALSE(spec.has_data());
+  checkpoint.mutable_data()->mutable_csv()->mutable_schema()->add_labels("a");
+  TakeTableSchema(checkpoint, &spec);
+  EXPECT_FALSE(spec.has_data()) << "not a table";
+  spec.mutable_data()->mutable_csv()->mutable_schema()->add_labels("b");
+  TakeTableSchema(v1::JobSpec(), &spec);
+  EXPECT_EQ(spec.data().csv().schema().labels(0), "b");
+  TakeTableSchema(checkpoint, &spec);
+  EXPECT_EQ(spec.data().csv().schema().labels(0), "a");
+  EXPECT_EQ(spec.data().csv().schema().labels_size(), 1);
 }
 
 TEST(SpecValidateTest, AllBrokenRulesAreReportedOneALine) {

@@ -240,5 +240,61 @@ TEST_P(BackendLayersTest, CrossEntropyOfOddRows) {
   EXPECT_TRUE(std::isnan(sums_of({-1, -1, -1, -1, 1})[0]));
 }
 
+double SigmoidCrossEntropyOf(const Doubles& logits, const std::vector<int32_t>& targets) {
+  double loss = 0;
+  for (size_t i = 0; i < targets.size(); ++i) {
+    if (targets[i] < 0) continue;
+    const double z = targets[i] == 1 ? logits[i] : -logits[i];
+    loss += z > 0 ? std::log1p(std::exp(-z)) : std::log1p(std::exp(z)) - z;
+  }
+  return loss;
+}
+
+TEST_P(BackendLayersTest, SigmoidCrossEntropy) {
+  for (const int64_t rows : {0, 1, 9, 50}) {
+    const Numbers logits = RandomNumbers(rows, 51, 8);
+    std::vector<int32_t> targets;
+    double count = 0, correct = 0;
+    for (int64_t i = 0; i < rows; ++i) {
+      targets.push_back(static_cast<int32_t>(i * 5 % 3) - 1);
+      count += targets[i] >= 0;
+      correct += targets[i] == (logits[i] > 0 ? 1 : 0);
+    }
+    const View<double> sums = Put(Doubles{10, 20, 30});
+    const Floats at = Put(logits);
+    const Ints target = Put(targets);
+    backend_->SigmoidCrossEntropy(*stream_, rows, at, target, false, sums);
+    EXPECT_EQ(Get(at, rows), logits);
+    backend_->SigmoidCrossEntropy(*stream_, rows, at, target, true, sums);
+    const Doubles found = Get(sums, 3);
+    const double loss = SigmoidCrossEntropyOf(ToDouble(logits), targets);
+    EXPECT_NEAR(found[0], 10 + 2 * loss, 1e-12 * (1 + loss));
+    EXPECT_EQ(found[1], 20 + 2 * count);
+    EXPECT_EQ(found[2], 30 + 2 * correct);
+    ExpectNear(Get(at, rows),
+               Differences([&](const Doubles& v) { return SigmoidCrossEntropyOf(v, targets); }, ToDouble(logits)), 1e-6,
+               "gradient");
+  }
+}
+
+TEST_P(BackendLayersTest, SigmoidCrossEntropyOfOddRows) {
+  const auto sums_of = [&](float logit, int32_t target) {
+    const View<double> sums = Put(Doubles(3, 0.0));
+    backend_->SigmoidCrossEntropy(*stream_, 1, Put(Numbers{logit}), Put(std::vector<int32_t>{target}), false, sums);
+    return Get(sums, 3);
+  };
+  EXPECT_NEAR(sums_of(0, 1)[0], std::log(2), 1e-15);
+  EXPECT_EQ(sums_of(0, 1)[2], 0);  // a tie: the first class, as with two logits
+  EXPECT_EQ(sums_of(0, 0)[2], 1);
+  EXPECT_NEAR(sums_of(1e4f, 0)[0], 1e4, 1e-9);
+  EXPECT_NEAR(sums_of(-1e4f, 1)[0], 1e4, 1e-9);
+  EXPECT_EQ(sums_of(1e4f, 1)[0], 0);
+  EXPECT_EQ(sums_of(3, -1)[1], 0);
+  for (const int32_t target : {0, 1}) {
+    EXPECT_TRUE(std::isnan(sums_of(kNan, target)[0]));
+    EXPECT_EQ(sums_of(kNan, target)[2], 0);
+  }
+}
+
 }  // namespace
 }  // namespace sluice

@@ -411,6 +411,25 @@ TEST_F(DatasetTest, IdxDamage) {
   }
 }
 
+TEST_F(DatasetTest, IdxPlaceholdersAreNamed) {
+  const std::string labels = Write("labels", std::string("\0\0\x08\x01\0\0\0\x01\2", 9));
+  const std::string good = Write("good", std::string("\0\0\x08\x03\0\0\0\1\0\0\0\1\0\0\0\1x", 17));
+  const std::string page = Write("images.gz", "\r\n<!doctype HTML>\n<title>404</title>");
+  EXPECT_TRUE(Has(Refusal(Idx(page, labels), absl::StatusCode::kInvalidArgument), "images.gz: this is a web page"));
+  const std::string pointer = Write("pointer", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n");
+  EXPECT_TRUE(
+      Has(Refusal(Idx(good, pointer), absl::StatusCode::kInvalidArgument), "pointer: this is a Git LFS pointer"));
+  // Labels outside the model's classes, whatever the kind of model.
+  v1::JobSpec spec = Idx(good, labels);
+  spec.mutable_model()->mutable_logistic();
+  EXPECT_TRUE(Has(Refusal(spec, absl::StatusCode::kInvalidArgument),
+                  "label 2 of sample 0 is outside the two classes, 0 and 1, of model.logistic"));
+  spec.mutable_model()->mutable_softmax()->set_classes(2);
+  EXPECT_TRUE(Has(Refusal(spec, absl::StatusCode::kInvalidArgument), "is outside model.softmax.classes 2"));
+  spec.mutable_model()->mutable_softmax()->set_classes(3);
+  EXPECT_TRUE(OpenDataset(spec, "").ok());
+}
+
 TEST_F(DatasetTest, UnreadableFiles) {
   v1::JobSpec spec = Gpt(4);
   spec.mutable_data()->mutable_text()->set_path((folder_ / "absent.txt").string());

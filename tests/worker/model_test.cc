@@ -43,6 +43,19 @@ v1::ModelSpec TinyMlp() {
   return spec;
 }
 
+v1::ModelSpec TinySoftmax() {
+  v1::ModelSpec spec;
+  spec.mutable_softmax()->set_inputs(5);
+  spec.mutable_softmax()->set_classes(4);
+  return spec;
+}
+
+v1::ModelSpec TinyLogistic() {
+  v1::ModelSpec spec;
+  spec.mutable_logistic()->set_inputs(5);
+  return spec;
+}
+
 uint32_t Random(uint64_t i, uint32_t stream) {
   return Philox4x32({static_cast<uint32_t>(i), static_cast<uint32_t>(i >> 32), stream, 0}, {17, 4})[0];
 }
@@ -223,6 +236,69 @@ TEST(Model, MlpWithoutHiddenLayers) {
   CheckDifferences(fixture, Features(5, 3, 2, 33), 0.01);
 }
 
+TEST(Model, RegressionGradientsAreThoseOfFiniteDifferences) {
+  for (const std::string kind : {"cpu", "fake_device"}) {
+    Fixture softmax(TinySoftmax(), kind), logistic(TinyLogistic(), kind);
+    CheckDifferences(softmax, Features(5, 5, 4, 34), 0.01);
+    CheckDifferences(logistic, Features(5, 5, 2, 35), 0.01);
+  }
+}
+
+// Loss, hits and gradients of a regression in float64, straight from the formulas.
+struct Reference {
+  double loss = 0, correct = 0;
+  std::vector<double> gradients;  // bias, weight
+};
+Reference RegressionOf(const float* parameters, const Batch& batch, int64_t inputs, int64_t outputs) {
+  Reference sum;
+  sum.gradients.assign(outputs * (inputs + 1), 0.0);
+  const int64_t classes = std::max<int64_t>(outputs, 2);
+  for (int64_t row = 0; row < batch.rows; ++row) {
+    const float* x = batch.features.data() + row * inputs;
+    std::vector<double> z(classes, 0.0);  // one output: the logit of class 1 against 0 for class 0
+    for (int64_t o = 0; o < outputs; ++o) {
+      double& logit = z[outputs == 1 ? 1 : o];
+      logit = parameters[o];
+      for (int64_t i = 0; i < inputs; ++i) logit += double{parameters[outputs + o * inputs + i]} * x[i];
+    }
+    double total = 0;
+    for (const double logit : z) total += std::exp(logit);
+    const int32_t label = batch.labels[row];
+    sum.loss += std::log(total) - z[label];
+    sum.correct += std::max_element(z.begin(), z.end()) - z.begin() == label;
+    for (int64_t o = 0; o < outputs; ++o) {
+      const int64_t c = outputs == 1 ? 1 : o;
+      const double d = std::exp(z[c]) / total - (label == c ? 1 : 0);
+      sum.gradients[o] += d;
+      for (int64_t i = 0; i < inputs; ++i) sum.gradients[outputs + o * inputs + i] += d * x[i];
+    }
+  }
+  return sum;
+}
+
+TEST(Model, RegressionsAgreeWithFloat64) {
+  for (const auto& [spec, outputs] : {std::pair<v1::ModelSpec, int64_t>{TinySoftmax(), 4}, {TinyLogistic(), 1}}) {
+    Fixture fixture(spec);
+    const Batch batch = Features(200, 5, static_cast<int32_t>(std::max<int64_t>(outputs, 2)), 36);
+    const Reference reference = RegressionOf(fixture.model().parameters(), batch, 5, outputs);
+    const Trained trained = fixture.Train({Rows(batch, 0, 70), Rows(batch, 70, 200)});
+    EXPECT_NEAR(trained.loss.loss, reference.loss, 1e-6 * reference.loss);
+    EXPECT_EQ(trained.loss.correct, reference.correct);
+    EXPECT_EQ(trained.loss.count, 200);
+    EXPECT_LT(RelativeError(trained.gradients, reference.gradients), 2e-6);
+    EXPECT_NEAR(fixture.Loss(batch), reference.loss, 1e-6 * reference.loss);
+  }
+}
+
+TEST(Model, RegressionsRefuseClassesTheyDoNotHave) {
+  Fixture softmax(TinySoftmax()), logistic(TinyLogistic());
+  Batch batch = Features(1, 5, 1, 37);
+  batch.labels[0] = 2;
+  EXPECT_TRUE(softmax.model().Evaluate(batch, nullptr).ok());
+  const auto refused = logistic.model().Evaluate(batch, nullptr);
+  EXPECT_THAT(std::string(refused.status().message()), HasSubstr("label 2; the model has 2 classes"));
+}
+
 TEST(Model, BlocksBecomeReadyLastLayerFirstAndCoverTheSpace) {
   for (const std::string kind : {"cpu", "fake_device"}) {
     Fixture fixture(TinyGpt(), kind, 1, 5);
@@ -286,12 +362,13 @@ TEST(Model, PaddingChangesNothing) {
 }
 
 TEST(Model, BitsAreEqualOverBackendsDelaysAndRepetition) {
-  const v1::ModelSpec specs[] = {TinyGpt(), TinyMlp()};
+  const v1::ModelSpec specs[] = {TinyGpt(), TinyMlp(), TinySoftmax(), TinyLogistic()};
   for (const v1::ModelSpec& spec : specs) {
     const bool gpt = spec.has_gpt2();
-    const std::vector<Batch> batches = {gpt ? Tokens(5, 6, 13, 60) : Features(9, 5, 4, 60),
-                                        gpt ? Tokens(2, 7, 13, 61) : Features(2, 5, 4, 61)};
-    const std::vector<Batch> larger = {gpt ? Tokens(40, 7, 13, 62) : Features(300, 5, 4, 62)};
+    const int32_t classes = spec.has_logistic() ? 2 : 4;
+    const std::vector<Batch> batches = {gpt ? Tokens(5, 6, 13, 60) : Features(9, 5, classes, 60),
+                                        gpt ? Tokens(2, 7, 13, 61) : Features(2, 5, classes, 61)};
+    const std::vector<Batch> larger = {gpt ? Tokens(40, 7, 13, 62) : Features(300, 5, classes, 62)};
     for (const int threads : {1, 2}) {
       Fixture cpu(spec, "cpu", threads);
       const Trained first = cpu.Train(batches);

@@ -149,12 +149,16 @@ class Backend {
   virtual void EmbeddingGradient(Stream& stream, int64_t batch, int64_t length, int64_t width, Ints tokens, Floats dx,
                                  Floats dwte, Floats dwpe) = 0;
 
-  // --- softmax cross-entropy ---
+  // --- cross-entropy ---
   // sums[0..3) += loss in nats, targets that count, targets that are the first largest logit. Targets in [-1, classes),
   // -1: no prediction in that row. `gradient`: logits [rows, classes] are replaced by the gradient of the summed loss
   // (rows without a target by zeros).
   virtual void CrossEntropy(Stream& stream, int64_t rows, int64_t classes, Floats logits, Ints targets, bool gradient,
                             View<double> sums) = 0;
+  // The same for two classes and one logit a row, that of class 1: p = 1 / (1 + exp(-logit)). Targets in [-1, 2). A
+  // logit above 0 answers 1, others 0. `gradient`: logits [rows] are replaced by p - target.
+  virtual void SigmoidCrossEntropy(Stream& stream, int64_t rows, Floats logits, Ints targets, bool gradient,
+                                   View<double> sums) = 0;
 };
 
 struct BackendOptions {

@@ -189,4 +189,12 @@ void HostBackend::CrossEntropy(Stream& stream, int64_t rows, int64_t classes, Fl
   });
 }
 
+void HostBackend::SigmoidCrossEntropy(Stream& stream, int64_t rows, Floats logits, Ints targets, bool gradient,
+                                      View<double> sums) {
+  Launch(stream, {logits.buffer, targets.buffer, sums.buffer}, [=](TaskPool&) {
+    kernels::SigmoidCrossEntropy(rows, At(logits), At(targets), gradient, At(sums));
+    return absl::OkStatus();
+  });
+}
+
 }  // namespace sluice

@@ -61,6 +61,8 @@ class HostBackend : public Backend {
                          Floats dwte, Floats dwpe) override;
   void CrossEntropy(Stream& stream, int64_t rows, int64_t classes, Floats logits, Ints targets, bool gradient,
                     View<double> sums) override;
+  void SigmoidCrossEntropy(Stream& stream, int64_t rows, Floats logits, Ints targets, bool gradient,
+                           View<double> sums) override;
 
  protected:
   using Kernel = std::function<absl::Status(TaskPool& pool)>;

@@ -49,6 +49,7 @@ void LayerNormGradient(TaskPool& pool, int64_t rows, int64_t cols, const float* 
                        const float* mean, const float* rstd, const float* dy, float* dx, float* dweight, float* dbias);
 void CrossEntropy(TaskPool& pool, int64_t rows, int64_t classes, float* logits, const int32_t* targets, bool gradient,
                   double* sums);
+void SigmoidCrossEntropy(int64_t rows, float* logits, const int32_t* targets, bool gradient, double* sums);
 
 // embedding.cc
 void Embedding(TaskPool& pool, int64_t batch, int64_t length, int64_t width, const int32_t* tokens, const float* wte,

@@ -167,5 +167,22 @@ void CrossEntropy(TaskPool& pool, int64_t rows, int64_t classes, float* logits, 
   }
 }
 
+// One number a row: too little for threads or vectors to gain.
+void SigmoidCrossEntropy(int64_t rows, float* logits, const int32_t* targets, bool gradient, double* sums) {
+  for (int64_t i = 0; i < rows; ++i) {
+    const int32_t target = targets[i];
+    if (target < 0) {
+      if (gradient) logits[i] = 0;
+      continue;
+    }
+    const double z = logits[i], small = std::exp(-std::abs(z));  // never overflows
+    // log(1 + exp(z)) - target z
+    sums[0] += std::max(z, 0.0) - target * z + std::log1p(small);
+    sums[1] += 1;
+    sums[2] += std::isnan(z) ? 0 : (z > 0) == (target == 1);
+    if (gradient) logits[i] = static_cast<float>((z >= 0 ? 1 / (1 + small) : small / (1 + small)) - target);
+  }
+}
+
 }  // namespace sluice::kernels
 #endif  // HWY_ONCE

@@ -35,12 +35,18 @@ bool Shuffles(const v1::DataSpec& data) { return !data.has_shuffle() || data.shu
 absl::Status CheckTokenModel(const v1::JobSpec& spec, const std::string& source) {
   if (!spec.model().has_gpt2()) {
     return absl::InvalidArgumentError(
-        absl::StrCat("data.", source, " holds tokens, which model.gpt2 takes; model.mlp needs data.idx"));
+        absl::StrCat("data.", source, " holds tokens, which model.gpt2 takes; other models need data.idx or data.csv"));
   }
   if (spec.model().gpt2().context() == 0) {
     return absl::InvalidArgumentError("model.gpt2.context: 1 or more is expected, found 0");
   }
   return absl::OkStatus();
+}
+
+absl::StatusOr<ClassifierSizes> CheckDenseModel(const v1::JobSpec& spec, const std::string& source) {
+  if (auto sizes = ClassifierSizesOf(spec.model()); sizes.has_value()) return *std::move(sizes);
+  return absl::InvalidArgumentError(absl::StrCat(source, ", which model.mlp, model.softmax and model.logistic take; ",
+                                                 "model.gpt2 needs data.text, data.tokens or data.rows"));
 }
 
 absl::StatusOr<std::shared_ptr<const Dataset>> OpenDataset(const v1::JobSpec& spec, const std::string& data_root,
@@ -58,10 +64,12 @@ absl::StatusOr<std::shared_ptr<const Dataset>> OpenDataset(const v1::JobSpec& sp
       return OpenRows(spec, data_root);
     case v1::DataSpec::kIdx:
       return OpenIdx(spec, data_root);
+    case v1::DataSpec::kCsv:
+      return OpenCsv(spec, data_root);
     case v1::DataSpec::SOURCE_NOT_SET:
       break;
   }
-  return absl::InvalidArgumentError("data: one of text, tokens, rows, idx is expected, found none");
+  return absl::InvalidArgumentError("data: one of text, tokens, rows, idx, csv is expected, found none");
 }
 
 }  // namespace sluice

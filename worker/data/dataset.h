@@ -39,6 +39,9 @@ class Dataset {
   virtual uint32_t vocabulary() const = 0;
   virtual uint64_t inputs() const = 0;
   virtual uint32_t classes() const = 0;
+  // Tables: names of features and classes, means and deviations of the training part. nullptr for other data. Lives as
+  // long as the data set.
+  virtual const v1::TableSchema* table() const { return nullptr; }
 };
 
 // Opens and checks everything at once: unreadable or malformed files (name, line or offset, cause), data shorter than

@@ -92,7 +92,7 @@ class FileReader : public PackedReader {
 
   absl::Status Start() {
     RETURN_IF_ERROR(Fill());
-    RETURN_IF_ERROR(CheckNotLfsPointer(path_, std::string_view(reinterpret_cast<char*>(input_.data()), available_)));
+    RETURN_IF_ERROR(CheckNotPlaceholder(path_, std::string_view(reinterpret_cast<char*>(input_.data()), available_)));
     if (available_ >= 2 && input_[0] == 0x1f && input_[1] == 0x8b) {
       memset(&z_, 0, sizeof(z_));
       if (inflateInit2(&z_, 15 + 16) != Z_OK) return absl::ResourceExhaustedError("no memory to unpack " + path_);

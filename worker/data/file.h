@@ -27,7 +27,8 @@ absl::Status CheckNotPlaceholder(const std::string& path, std::string_view head)
 // INVALID_ARGUMENT (a folder; a Git LFS pointer instead of data), DATA_LOSS (shorter while being read).
 absl::StatusOr<std::string> ReadDataFile(const std::string& path);
 
-// Reads a file front to back, unpacking it where its first bytes are gzip's. Not thread-safe.
+// Reads a file front to back, unpacking it where its first bytes are gzip's. Not thread-safe. For formats of numbers
+// and tables: what CheckNotPlaceholder finds is refused when it is opened.
 class PackedReader {
  public:
   static absl::StatusOr<std::unique_ptr<PackedReader>> Open(const std::string& path);

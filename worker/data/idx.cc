@@ -105,7 +105,7 @@ struct Split {
 };
 
 absl::StatusOr<std::shared_ptr<const Split>> ReadSplit(const std::string& images, const std::string& labels,
-                                                       const v1::MlpSpec& model) {
+                                                       const ClassifierSizes& model) {
   ASSIGN_OR_RETURN(Array x, ReadIdx(images, kImagesMagic, "images"));
   ASSIGN_OR_RETURN(Array y, ReadIdx(labels, kLabelsMagic, "labels"));
   if (x.shape[0] != y.shape[0]) {
@@ -117,14 +117,17 @@ absl::StatusOr<std::shared_ptr<const Split>> ReadSplit(const std::string& images
   split->inputs = x.shape[1] * x.shape[2];
   split->pixels = std::move(x.values);
   split->labels = std::move(y.values);
-  if (model.inputs() != 0 && model.inputs() != split->inputs) {
+  if (model.inputs != 0 && model.inputs != split->inputs) {
     return absl::InvalidArgumentError(absl::StrCat(images, ": images of ", x.shape[1], " x ", x.shape[2], " = ",
-                                                   split->inputs, " pixels, but model.mlp.inputs is ", model.inputs()));
+                                                   split->inputs, " pixels, but model.", model.kind, ".inputs is ",
+                                                   model.inputs));
   }
-  for (uint64_t i = 0; model.classes() != 0 && i < split->samples; ++i) {
-    if (split->labels[i] >= model.classes()) {
-      return absl::InvalidArgumentError(absl::StrCat(labels, ": label ", int{split->labels[i]}, " of sample ", i,
-                                                     " is outside model.mlp.classes ", model.classes()));
+  for (uint64_t i = 0; model.classes != 0 && i < split->samples; ++i) {
+    if (split->labels[i] >= model.classes) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(labels, ": label ", int{split->labels[i]}, " of sample ", i, " is outside ",
+                       model.kind == "logistic" ? "the two classes, 0 and 1, of model.logistic"
+                                                : absl::StrCat("model.", model.kind, ".classes ", model.classes)));
     }
   }
   return std::shared_ptr<const Split>(std::move(split));
@@ -184,10 +187,7 @@ class IdxDataset : public Dataset {
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<const Dataset>> OpenIdx(const v1::JobSpec& spec, const std::string& data_root) {
-  if (!spec.model().has_mlp()) {
-    return absl::InvalidArgumentError(
-        "data.idx holds images, which model.mlp takes; model.gpt2 needs data.text, data.tokens or data.rows");
-  }
+  ASSIGN_OR_RETURN(const ClassifierSizes model, CheckDenseModel(spec, "data.idx holds images"));
   const v1::IdxSource& source = spec.data().idx();
   if (source.validation_images().empty() != source.validation_labels().empty()) {
     return absl::InvalidArgumentError(
@@ -195,13 +195,13 @@ absl::StatusOr<std::shared_ptr<const Dataset>> OpenIdx(const v1::JobSpec& spec, 
   }
   ASSIGN_OR_RETURN(const std::string images, ResolveDataPath(source.images(), data_root, "data.idx.images"));
   ASSIGN_OR_RETURN(const std::string labels, ResolveDataPath(source.labels(), data_root, "data.idx.labels"));
-  ASSIGN_OR_RETURN(auto train, ReadSplit(images, labels, spec.model().mlp()));
+  ASSIGN_OR_RETURN(auto train, ReadSplit(images, labels, model));
   if (!source.validation_images().empty()) {
     ASSIGN_OR_RETURN(const std::string held_images,
                      ResolveDataPath(source.validation_images(), data_root, "data.idx.validation_images"));
     ASSIGN_OR_RETURN(const std::string held_labels,
                      ResolveDataPath(source.validation_labels(), data_root, "data.idx.validation_labels"));
-    ASSIGN_OR_RETURN(auto held, ReadSplit(held_images, held_labels, spec.model().mlp()));
+    ASSIGN_OR_RETURN(auto held, ReadSplit(held_images, held_labels, model));
     if (held->inputs != train->inputs) {
       return absl::InvalidArgumentError(absl::StrCat(held_images, ": images of ", held->inputs,
                                                      " pixels, but those of ", images, " have ", train->inputs));

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "common/model_layout.h"
 #include "sluice/v1/job.pb.h"
 #include "worker/data/dataset.h"
 
@@ -61,6 +62,11 @@ absl::StatusOr<std::shared_ptr<const Dataset>> OpenText(const v1::JobSpec& spec,
 absl::StatusOr<std::shared_ptr<const Dataset>> OpenTokens(const v1::JobSpec& spec, const std::string& data_root);
 absl::StatusOr<std::shared_ptr<const Dataset>> OpenRows(const v1::JobSpec& spec, const std::string& data_root);
 absl::StatusOr<std::shared_ptr<const Dataset>> OpenIdx(const v1::JobSpec& spec, const std::string& data_root);
+absl::StatusOr<std::shared_ptr<const Dataset>> OpenCsv(const v1::JobSpec& spec, const std::string& data_root);
+
+// What the model wants of dense samples. INVALID_ARGUMENT for a model of tokens. `source` ("data.idx holds images") is
+// for messages.
+absl::StatusOr<ClassifierSizes> CheckDenseModel(const v1::JobSpec& spec, const std::string& source);
 
 // INVALID_ARGUMENT unless the model is a gpt2 with a context. `source` ("text") is for messages.
 absl::Status CheckTokenModel(const v1::JobSpec& spec, const std::string& source);

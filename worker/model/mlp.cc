@@ -1,5 +1,9 @@
-// Multi-layer perceptron: inputs -> hidden... -> classes, ReLU between, softmax cross-entropy. Weights [out, in].
+// Linear layers with ReLU between: the multi-layer perceptron (inputs -> hidden... -> classes, softmax cross-entropy),
+// softmax regression (one layer), logistic regression (one layer of one output, sigmoid cross-entropy). Weights [out,
+// in].
 #include <algorithm>
+#include <optional>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -11,11 +15,13 @@ namespace {
 
 class Mlp : public ModelBase {
  public:
-  Mlp(const v1::MlpSpec& spec, ParameterSpace space, Backend* backend) : ModelBase(backend, std::move(space)) {
-    widths_.push_back(static_cast<int64_t>(spec.inputs()));
-    for (const uint64_t width : spec.hidden()) widths_.push_back(static_cast<int64_t>(width));
-    widths_.push_back(static_cast<int64_t>(spec.classes()));
-  }
+  // `widths`: inputs, hidden, outputs. `prefixes`: of the tensors' names, by layer.
+  Mlp(std::vector<int64_t> widths, std::vector<std::string> prefixes, bool logistic, ParameterSpace space,
+      Backend* backend)
+      : ModelBase(backend, std::move(space)),
+        widths_(std::move(widths)),
+        prefixes_(std::move(prefixes)),
+        logistic_(logistic) {}
 
   absl::Status Init();
 
@@ -23,11 +29,12 @@ class Mlp : public ModelBase {
                                           const std::atomic<bool>* cancel) override;
   absl::StatusOr<LossSum> Evaluate(const Batch& batch, const std::atomic<bool>* cancel) override;
   absl::StatusOr<std::vector<float>> NextLogits(const std::vector<int32_t>&) override {
-    return absl::UnimplementedError("an MLP has no next token; logits of the last position are for token models");
+    return absl::UnimplementedError("a classifier has no next token; logits of the last position are for token models");
   }
 
  private:
   size_t layers() const { return widths_.size() - 1; }
+  int64_t classes() const { return logistic_ ? 2 : widths_.back(); }
 
   absl::Status Check(const Batch& batch, int64_t* count) const;
   absl::Status Reserve(int64_t rows);
@@ -38,7 +45,9 @@ class Mlp : public ModelBase {
                       const GradientSink& ready, const std::atomic<bool>* cancel);
 
   // Constant after Init.
-  std::vector<int64_t> widths_;          // inputs, hidden, classes
+  const std::vector<int64_t> widths_;
+  const std::vector<std::string> prefixes_;
+  const bool logistic_;
   std::vector<uint64_t> bias_, weight_;  // first elements, by layer
   // Grown when a batch has more rows than any before.
   int64_t rows_ = 0;
@@ -51,8 +60,8 @@ class Mlp : public ModelBase {
 absl::Status Mlp::Init() {
   std::vector<Range> blocks;
   for (size_t i = 0; i < layers(); ++i) {
-    const Tensor* bias = space().Find(absl::StrCat("layer.", i, ".bias"));
-    const Tensor* weight = space().Find(absl::StrCat("layer.", i, ".weight"));
+    const Tensor* bias = space().Find(prefixes_[i] + "bias");
+    const Tensor* weight = space().Find(prefixes_[i] + "weight");
     if (bias == nullptr || weight == nullptr || weight->offset != bias->offset + bias->elements ||
         (i > 0 && blocks.back().end != bias->offset)) {
       return absl::InternalError(
@@ -75,9 +84,9 @@ absl::Status Mlp::Check(const Batch& batch, int64_t* count) const {
                                                    " labels"));
   }
   for (size_t i = 0; i < n; ++i) {
-    if (batch.labels[i] < -1 || batch.labels[i] >= widths_.back()) {
+    if (batch.labels[i] < -1 || batch.labels[i] >= classes()) {
       return absl::InvalidArgumentError(
-          absl::StrCat("row ", i, ": label ", batch.labels[i], "; the model has ", widths_.back(), " classes"));
+          absl::StrCat("row ", i, ": label ", batch.labels[i], "; the model has ", classes(), " classes"));
     }
     *count += batch.labels[i] >= 0;
   }
@@ -124,7 +133,11 @@ absl::Status Mlp::Loss(const Batch& batch, bool gradient, const std::atomic<bool
       backend().AddBias(stream(), n, out, values_[i + 1], parameter(bias_[i]));
     }
   }
-  backend().CrossEntropy(stream(), n, widths_.back(), values_.back(), labels_, gradient, sums());
+  if (logistic_) {
+    backend().SigmoidCrossEntropy(stream(), n, values_.back(), labels_, gradient, sums());
+  } else {
+    backend().CrossEntropy(stream(), n, widths_.back(), values_.back(), labels_, gradient, sums());
+  }
   return absl::OkStatus();
 }
 
@@ -192,8 +205,19 @@ absl::StatusOr<LossSum> Mlp::Evaluate(const Batch& batch, const std::atomic<bool
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Model>> MakeMlp(const v1::MlpSpec& spec, ParameterSpace space, Backend* backend) {
-  auto model = std::make_unique<Mlp>(spec, std::move(space), backend);
+absl::StatusOr<std::unique_ptr<Model>> MakeClassifier(const v1::ModelSpec& spec, ParameterSpace space,
+                                                      Backend* backend) {
+  std::vector<int64_t> widths;
+  std::vector<std::string> prefixes;
+  const std::optional<ClassifierSizes> sizes = ClassifierSizesOf(spec);
+  if (!sizes.has_value()) return absl::InvalidArgumentError("model: expected mlp, softmax or logistic, found neither");
+  widths.push_back(static_cast<int64_t>(sizes->inputs));
+  for (const uint64_t width : spec.mlp().hidden()) widths.push_back(static_cast<int64_t>(width));
+  widths.push_back(spec.has_logistic() ? 1 : static_cast<int64_t>(sizes->classes));
+  for (size_t i = 0; i + 1 < widths.size(); ++i)
+    prefixes.push_back(spec.has_mlp() ? absl::StrCat("layer.", i, ".") : "");
+  auto model =
+      std::make_unique<Mlp>(std::move(widths), std::move(prefixes), spec.has_logistic(), std::move(space), backend);
   RETURN_IF_ERROR(model->Init());
   return model;
 }

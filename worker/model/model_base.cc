@@ -128,9 +128,11 @@ absl::StatusOr<std::unique_ptr<Model>> MakeModel(const v1::ModelSpec& spec, Back
     case v1::ModelSpec::kGpt2:
       return MakeGpt2(spec.gpt2(), std::move(space), backend);
     case v1::ModelSpec::kMlp:
-      return MakeMlp(spec.mlp(), std::move(space), backend);
+    case v1::ModelSpec::kSoftmax:
+    case v1::ModelSpec::kLogistic:
+      return MakeClassifier(spec, std::move(space), backend);
     default:
-      return absl::InvalidArgumentError("model: expected gpt2 or mlp, found neither");
+      return absl::InvalidArgumentError("model: expected gpt2, mlp, softmax or logistic, found none");
   }
 }
 

@@ -104,7 +104,9 @@ class ModelBase : public Model {
 absl::Status CheckCancel(const std::atomic<bool>* cancel);
 
 absl::StatusOr<std::unique_ptr<Model>> MakeGpt2(const v1::Gpt2Spec& spec, ParameterSpace space, Backend* backend);
-absl::StatusOr<std::unique_ptr<Model>> MakeMlp(const v1::MlpSpec& spec, ParameterSpace space, Backend* backend);
+// Of model.mlp, model.softmax, model.logistic.
+absl::StatusOr<std::unique_ptr<Model>> MakeClassifier(const v1::ModelSpec& spec, ParameterSpace space,
+                                                      Backend* backend);
 
 }  // namespace sluice
 
