@@ -396,8 +396,8 @@ TEST_F(DatasetTest, IdxDamage) {
   for (const Case& c : std::vector<Case>{
            {good.substr(0, 20), "the header says 8 bytes of elements, 4 are present", loss},
            {good + "99", "2 trailing bytes", invalid},
-           {good.substr(0, 11), "within the IDX header", loss},
-           {"", "within the IDX header", loss},
+           {good.substr(0, 11), "within the IDX header, after 11 bytes", loss},
+           {"", "the file is empty", loss},
            {BigEndian({0x803, 3, 2, 2}) + std::string(12, 'x'), "3 images", invalid},
            {BigEndian({0x803, 0, 2, 2}), "hold no elements", invalid},
            {BigEndian({0x803, 0xffffffff, 0xffffffff, 0xffffffff}), "too large", invalid},

@@ -40,10 +40,13 @@ absl::Status BadMagic(const std::string& path, uint32_t found, uint32_t wanted, 
       absl::StrFormat("%s: magic 0x%08x expected for IDX %s, found 0x%08x%s", path, wanted, kind, found, hint));
 }
 
-absl::Status ReadHeader(const std::string& path, PackedReader* reader, uint8_t* out, size_t n) {
+// The next n bytes of the header, which begin at `offset`.
+absl::Status ReadHeader(const std::string& path, PackedReader* reader, size_t offset, uint8_t* out, size_t n) {
   ASSIGN_OR_RETURN(const size_t got, reader->Read(out, n));
   if (got == n) return absl::OkStatus();
-  return absl::DataLossError(absl::StrCat(path, ": the file ends within the IDX header"));
+  if (offset + got == 0) return absl::DataLossError(absl::StrCat(path, ": the file is empty"));
+  return absl::DataLossError(absl::StrCat(path, ": the file ends within the IDX header, after ", offset + got,
+                                          " bytes; it is cut off: fetch it again"));
 }
 
 uint32_t BigEndian(const uint8_t* b) { return uint32_t{b[0]} << 24 | b[1] << 16 | b[2] << 8 | b[3]; }
@@ -75,13 +78,13 @@ absl::Status ReadValues(const std::string& path, PackedReader* reader, uint64_t 
 absl::StatusOr<Array> ReadIdx(const std::string& path, uint32_t wanted, const char* kind) {
   ASSIGN_OR_RETURN(auto reader, PackedReader::Open(path));
   uint8_t head[4];
-  RETURN_IF_ERROR(ReadHeader(path, reader.get(), head, 4));
+  RETURN_IF_ERROR(ReadHeader(path, reader.get(), 0, head, 4));
   const uint32_t magic = BigEndian(head);
   if (magic != wanted) return BadMagic(path, magic, wanted, kind);
   Array array;
   uint64_t elements = 1;
   for (uint32_t d = 0; d < (magic & 0xff); ++d) {
-    RETURN_IF_ERROR(ReadHeader(path, reader.get(), head, 4));
+    RETURN_IF_ERROR(ReadHeader(path, reader.get(), 4 + 4 * d, head, 4));
     array.shape.push_back(BigEndian(head));
     if (__builtin_mul_overflow(elements, array.shape.back(), &elements) || elements > uint64_t{1} << 47) {
       return absl::InvalidArgumentError(absl::StrCat(path, ": the dimensions ", absl::StrJoin(array.shape, " x "),
