@@ -100,7 +100,6 @@ TEST_F(SpecLoading, ATableDecidesSizesAndSchema) {
   const std::string path = WriteSpec("{csv: {path: train.csv, label: y}, validation_fraction: 0}", "{softmax: {}}");
   auto spec = LoadSpec(From(path), DataPaths::kOfFile);
   ASSERT_TRUE(spec.ok()) << spec.status();
-  EXPECT_EQ(spec->name(), "softmax");
   EXPECT_EQ(spec->data().csv().path(), (folder_ / "specs/train.csv").string());
   EXPECT_EQ(spec->model().softmax().inputs(), 2u);
   EXPECT_EQ(spec->model().softmax().classes(), 2u);
