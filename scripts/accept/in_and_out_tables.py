@@ -132,7 +132,8 @@ def train(folder, spec, seed):
     done = subprocess.run([SLUICE, "local", spec_file(folder, spec), "--runs", os.path.join(folder, "runs"), "--servers=2",
                            "--set", "train.seed=%d" % seed, "--name", "%s-%d" % (spec["name"], seed)],
                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=600)
-    found = re.search(r"accuracy ([0-9.]+)", done.stdout)
+    # The line of the end; the progress lines before it tell of earlier versions, without the comma.
+    found = re.search(r"^validation loss \S+, accuracy ([0-9.]+)$", done.stdout, re.MULTILINE)
     if done.returncode or not found:
         raise Failed("%s: exit %d\n%s%s" % (spec["name"], done.returncode, done.stdout[-2000:], done.stderr))
     return float(found.group(1)), os.path.join(folder, "runs", "%s-%d-1" % (spec["name"], seed))
