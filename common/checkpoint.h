@@ -16,6 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "common/gpt2_folder.h"  // the other kind of folder that init.path may name
 #include "sluice/v1/checkpoint.pb.h"
 
 namespace sluice {
@@ -67,24 +68,6 @@ class CheckpointReader {
   // values[i] = element first + i of the slot. NOT_FOUND where the checkpoint has no such slot.
   virtual absl::Status Read(const std::string& slot, uint64_t first, absl::Span<float> values) const = 0;
 };
-
-// A Hugging Face GPT-2 folder (config.json + model.safetensors, F32) seen as a parameter space of our layout.
-class Gpt2FolderReader {
- public:
-  // INVALID_ARGUMENT / DATA_LOSS name file, tensor, expected and found shape.
-  static absl::StatusOr<std::unique_ptr<Gpt2FolderReader>> Open(const std::string& folder, const v1::Gpt2Spec& spec);
-  virtual ~Gpt2FolderReader() = default;
-  // Elements [first, first + values.size()) of the space, transposed into our storage where the file has [in, out].
-  virtual absl::Status Read(uint64_t first, absl::Span<float> values) const = 0;
-};
-
-// Reads config.json of a Hugging Face GPT-2 folder.
-absl::StatusOr<v1::Gpt2Spec> ReadGpt2Config(const std::string& folder);
-
-// Writes config.json and model.safetensors (names without "transformer.", as GPT2Model saves them: wte.weight,
-// h.0.attn.c_attn.weight [C, 3C], ...). `values`: the whole space. The folder appears whole or not at all; an earlier
-// export is replaced; ALREADY_EXISTS where the folder holds anything else.
-absl::Status ExportGpt2(const v1::Gpt2Spec& spec, absl::Span<const float> values, const std::string& folder);
 
 }  // namespace sluice
 

@@ -8,6 +8,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/file_kind.h"
 #include "common/status_macros.h"
 #include "nlohmann/json.hpp"
 
@@ -18,14 +19,15 @@ using nlohmann::json;
 
 constexpr char kMetadata[] = "__metadata__";
 
-// 0: unknown.
-uint64_t DtypeBytes(const std::string& dtype) {
+// Of one element; 0: unknown. The table of the reference library, version 0.8.
+uint64_t DtypeBits(const std::string& dtype) {
   static constexpr std::pair<std::string_view, uint64_t> kSizes[] = {
-      {"BOOL", 1}, {"U8", 1},  {"I8", 1},  {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"F8_E8M0", 1},
-      {"I16", 2},  {"U16", 2}, {"F16", 2}, {"BF16", 2},    {"I32", 4},     {"U32", 4},
-      {"F32", 4},  {"I64", 8}, {"U64", 8}, {"F64", 8},     {"C64", 8}};
-  for (const auto& [name, bytes] : kSizes) {
-    if (dtype == name) return bytes;
+      {"F4", 4},      {"F6_E2M3", 6}, {"F6_E3M2", 6}, {"BOOL", 8},        {"U8", 8},          {"I8", 8},
+      {"F8_E4M3", 8}, {"F8_E5M2", 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8}, {"I16", 16},
+      {"U16", 16},    {"F16", 16},    {"BF16", 16},   {"I32", 32},        {"U32", 32},        {"F32", 32},
+      {"I64", 64},    {"U64", 64},    {"F64", 64},    {"C64", 64}};
+  for (const auto& [name, bits] : kSizes) {
+    if (dtype == name) return bits;
   }
   return 0;
 }
@@ -165,23 +167,36 @@ absl::Status CheckSize(SafetensorsTensor& tensor) {
   const auto fault = [&](const auto&... parts) {
     return absl::DataLossError(absl::StrCat("tensor \"", tensor.name, "\": ", parts...));
   };
-  const uint64_t width = DtypeBytes(tensor.dtype);
+  const uint64_t width = DtypeBits(tensor.dtype);
   if (width == 0) return fault("unknown dtype \"", tensor.dtype, "\"");
   if (tensor.end < tensor.begin) {
     return fault("data_offsets [", tensor.begin, ", ", tensor.end, "] end before they begin");
   }
-  uint64_t bytes = width;
-  for (const uint64_t dimension : tensor.shape) {
-    if (__builtin_mul_overflow(bytes, dimension, &bytes)) {
-      return fault("shape ", ShapeString(tensor.shape), " has more than 2^64 bytes");
-    }
+  uint64_t elements = 1, bits = 0;
+  bool fits = true;
+  for (const uint64_t dimension : tensor.shape) fits = fits && !__builtin_mul_overflow(elements, dimension, &elements);
+  if (!fits || __builtin_mul_overflow(elements, width, &bits)) {
+    return fault("shape ", ShapeString(tensor.shape), " has more than 2^64 bits");
   }
-  if (tensor.end - tensor.begin != bytes) {
+  if (bits % 8 != 0) {
+    return fault(tensor.dtype, " ", ShapeString(tensor.shape), " has ", bits, " bits, no whole number of bytes");
+  }
+  if (tensor.end - tensor.begin != bits / 8) {
     return fault("data_offsets [", tensor.begin, ", ", tensor.end, "] hold ", tensor.end - tensor.begin, " bytes, but ",
-                 tensor.dtype, " ", ShapeString(tensor.shape), " needs ", bytes);
+                 tensor.dtype, " ", ShapeString(tensor.shape), " needs ", bits / 8);
   }
-  tensor.elements = bytes / width;
+  tensor.elements = elements;
   return absl::OkStatus();
+}
+
+// What stands where the weights should: "; it is a Git LFS pointer ...", or the reason given.
+std::string KindOr(const InputFile& file, std::string reason) {
+  std::string first(std::min<uint64_t>(file.size(), 512), '\0');
+  if (!file.Read(0, first.data(), first.size()).ok()) return reason;
+  const std::string kind = ForeignKind(first);
+  if (!kind.empty()) return "expected a safetensors file, but " + kind;
+  if (first[0] == '{') return "expected a safetensors file, but it is JSON text";
+  return reason;
 }
 
 }  // namespace
@@ -190,6 +205,8 @@ std::string ShapeString(absl::Span<const uint64_t> shape) { return absl::StrCat(
 
 absl::StatusOr<SafetensorsHeader> ParseSafetensorsHeader(std::string_view text, uint64_t data_bytes) {
   HeaderReader reader;
+  // The parser would skip a byte-order mark.
+  if (text.substr(0, 3) == "\xef\xbb\xbf") return absl::DataLossError("the header is not JSON: it begins with a BOM");
   if (!json::sax_parse(text, &reader)) return absl::DataLossError(reader.error());
   SafetensorsHeader header = reader.Take();
   for (SafetensorsTensor& tensor : header.tensors) RETURN_IF_ERROR(CheckSize(tensor));
@@ -216,16 +233,19 @@ absl::StatusOr<std::unique_ptr<SafetensorsFile>> SafetensorsFile::Open(const std
   ASSIGN_OR_RETURN(std::unique_ptr<InputFile> file, InputFile::Open(path));
   const auto fault = [&](const auto&... parts) { return absl::DataLossError(absl::StrCat(path, ": ", parts...)); };
   if (file->size() < 8) {
-    return fault("expected a safetensors file, found ", file->size(), " bytes (the header's length alone has 8)");
+    return fault(KindOr(*file, absl::StrCat("expected a safetensors file, found ", file->size(),
+                                            " bytes (the header's length alone has 8)")));
   }
   uint64_t length = 0;
   RETURN_IF_ERROR(file->Read(0, &length, 8));
   if (length > kMaxHeaderBytes) {
-    return fault("expected a safetensors file, but the header would have ", length, " bytes (at most ", kMaxHeaderBytes,
-                 "): the file is damaged or of another kind");
+    return fault(
+        KindOr(*file, absl::StrCat("expected a safetensors file, but the header would have ", length,
+                                   " bytes (at most ", kMaxHeaderBytes, "): the file is damaged or of another kind")));
   }
   if (length > file->size() - 8) {
-    return fault("the header has ", length, " bytes, the file only ", file->size(), ": it is cut short");
+    return fault(KindOr(
+        *file, absl::StrCat("the header has ", length, " bytes, the file only ", file->size(), ": it is cut short")));
   }
   std::string text(length, '\0');
   RETURN_IF_ERROR(file->Read(8, text.data(), length));
@@ -246,15 +266,27 @@ const SafetensorsTensor* SafetensorsFile::Find(const std::string& name) const {
 
 absl::Status SafetensorsFile::ReadFloats(const SafetensorsTensor& tensor, uint64_t first,
                                          absl::Span<float> values) const {
-  if (tensor.dtype != "F32") {
-    return absl::InvalidArgumentError(
-        absl::StrCat(file_->path(), ": tensor \"", tensor.name, "\" has dtype ", tensor.dtype, ", expected F32"));
+  const std::optional<FloatFormat> format = FloatFormatOf(tensor.dtype);
+  if (!format.has_value()) {
+    return absl::InvalidArgumentError(absl::StrCat(file_->path(), ": tensor \"", tensor.name, "\" has dtype ",
+                                                   tensor.dtype, ", expected F32, F16 or BF16"));
   }
   if (first > tensor.elements || values.size() > tensor.elements - first) {
     return absl::OutOfRangeError(absl::StrCat(file_->path(), ": tensor \"", tensor.name, "\" has ", tensor.elements,
                                               " elements, asked for ", values.size(), " from ", first));
   }
-  return file_->Read(data_begin_ + tensor.begin + first * sizeof(float), values.data(), values.size() * sizeof(float));
+  const size_t width = BytesOf(*format);
+  uint64_t at = data_begin_ + tensor.begin + first * width;
+  if (*format == FloatFormat::kF32) return file_->Read(at, values.data(), values.size() * width);
+  char buffer[16384];
+  while (!values.empty()) {
+    const size_t n = std::min(values.size(), sizeof(buffer) / width);
+    RETURN_IF_ERROR(file_->Read(at, buffer, n * width));
+    Widen(*format, buffer, values.subspan(0, n));
+    values.remove_prefix(n);
+    at += n * width;
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<SafetensorsPrefix> MakeSafetensorsPrefix(absl::Span<const SafetensorsEntry> tensors,
@@ -269,7 +301,7 @@ absl::StatusOr<SafetensorsPrefix> MakeSafetensorsPrefix(absl::Span<const Safeten
     if (!names.insert(tensor.name).second) {
       return absl::InvalidArgumentError(absl::StrCat("safetensors: the name \"", tensor.name, "\" is taken"));
     }
-    uint64_t bytes = sizeof(float);
+    uint64_t bytes = BytesOf(tensor.format);
     for (const uint64_t dimension : tensor.shape) {
       if (__builtin_mul_overflow(bytes, dimension, &bytes) || bytes > kMaxBytes) {
         return absl::InvalidArgumentError(absl::StrCat("safetensors: tensor \"", tensor.name, "\" of shape ",
@@ -277,8 +309,9 @@ absl::StatusOr<SafetensorsPrefix> MakeSafetensorsPrefix(absl::Span<const Safeten
       }
     }
     prefix.offsets.push_back(end);
-    absl::StrAppend(&text, text.size() > 1 ? "," : "", json(tensor.name).dump(), ":{\"dtype\":\"F32\",\"shape\":[",
-                    absl::StrJoin(tensor.shape, ","), "],\"data_offsets\":[", end, ",", end + bytes, "]}");
+    absl::StrAppend(&text, text.size() > 1 ? "," : "", json(tensor.name).dump(), ":{\"dtype\":\"",
+                    DtypeOf(tensor.format), "\",\"shape\":[", absl::StrJoin(tensor.shape, ","), "],\"data_offsets\":[",
+                    end, ",", end + bytes, "]}");
     end += bytes;
     if (end > kMaxBytes) return absl::InvalidArgumentError("safetensors: more than 2^62 bytes in one file");
   }

@@ -2,7 +2,8 @@
 //
 // Format (https://github.com/huggingface/safetensors): uint64 little-endian header length, JSON header
 // {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [begin, end]}, ..., "__metadata__": {"key": "string"}},
-// then the data, little-endian and row-major, without holes or overlaps. Offsets count from the end of the header.
+// then the data, little-endian and row-major, without holes or overlaps. Offsets count from the end of the header; no
+// alignment of the data is promised, and none is needed here.
 #ifndef SLUICE_COMMON_SAFETENSORS_H_
 #define SLUICE_COMMON_SAFETENSORS_H_
 
@@ -18,6 +19,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "common/file.h"
+#include "common/float_formats.h"
 
 namespace sluice {
 
@@ -54,8 +56,8 @@ class SafetensorsFile {
   // nullptr where there is none. Valid as long as this object.
   const SafetensorsTensor* Find(const std::string& name) const;
 
-  // values[i] = element first + i (row-major) of an F32 tensor of this file. INVALID_ARGUMENT for another dtype,
-  // OUT_OF_RANGE past its end.
+  // values[i] = element first + i (row-major) of an F32, F16 or BF16 tensor of this file, widened exactly; these bytes
+  // alone are read. INVALID_ARGUMENT for another dtype, OUT_OF_RANGE past its end.
   absl::Status ReadFloats(const SafetensorsTensor& tensor, uint64_t first, absl::Span<float> values) const;
 
  private:
@@ -67,7 +69,7 @@ class SafetensorsFile {
   absl::flat_hash_map<std::string, size_t> index_;
 };
 
-// The first bytes of a file of F32 tensors: the data follow in the order given. The length is a multiple of 8.
+// The first bytes of a file: the data follow in the order given. The length is a multiple of 8.
 // INVALID_ARGUMENT for a name given twice (or "__metadata__"), a size over 2^62 bytes.
 struct SafetensorsPrefix {
   std::string bytes;              // length, JSON, padding
@@ -77,6 +79,7 @@ struct SafetensorsPrefix {
 struct SafetensorsEntry {
   std::string name;
   std::vector<uint64_t> shape;
+  FloatFormat format = FloatFormat::kF32;
 };
 absl::StatusOr<SafetensorsPrefix> MakeSafetensorsPrefix(absl::Span<const SafetensorsEntry> tensors,
                                                         const std::map<std::string, std::string>& metadata = {});

@@ -15,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "common/checkpoint.h"
+#include "common/gpt2_folder.h"
 #include "common/layout.h"
 #include "common/optimizer.h"
 #include "server/buffer_pool.h"

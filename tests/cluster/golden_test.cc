@@ -18,6 +18,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/checkpoint.h"
+#include "common/gpt2_folder.h"
 #include "common/safetensors.h"
 #include "common/status_macros.h"
 #include "tests/cluster/in_process_cluster.h"

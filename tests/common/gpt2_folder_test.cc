@@ -1,65 +1,20 @@
+#include "common/gpt2_folder.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstring>
 #include <random>
 
-#include "common/checkpoint.h"
 #include "common/file.h"
-#include "common/model_layout.h"
-#include "common/safetensors.h"
-#include "nlohmann/json.hpp"
+#include "tests/common/gpt2_fixture.h"
 #include "tests/common/temporary_folder.h"
 
 namespace sluice {
 namespace {
 
-using nlohmann::json;
-using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
-
-std::string Text(const absl::Status& status) { return std::string(status.message()); }
-
-v1::Gpt2Spec SmallSpec() {
-  v1::Gpt2Spec spec;
-  spec.set_layers(2);
-  spec.set_heads(2);
-  spec.set_width(6);
-  spec.set_context(5);
-  spec.set_vocabulary(11);
-  spec.set_layer_norm_epsilon(1e-5);
-  return spec;
-}
-
-ParameterSpace SpaceOf(const v1::Gpt2Spec& spec) {
-  v1::ModelSpec model;
-  *model.mutable_gpt2() = spec;
-  return *MakeParameterSpace(model);
-}
-
-std::vector<float> RandomValues(uint64_t n) {
-  std::mt19937 random(3);
-  std::vector<float> values(n);
-  for (float& x : values) x = static_cast<float>(random()) * 0x1p-32f - 0.5f;
-  return values;
-}
-
-std::vector<float> ReadWhole(const Gpt2FolderReader& reader, uint64_t n) {
-  std::vector<float> values(n);
-  EXPECT_TRUE(reader.Read(0, absl::MakeSpan(values)).ok());
-  return values;
-}
-
-std::vector<float> Floats(const SafetensorsFile& file, const std::string& name) {
-  const SafetensorsTensor* const tensor = file.Find(name);
-  EXPECT_NE(tensor, nullptr) << name;
-  if (tensor == nullptr) return {};
-  std::vector<float> values(tensor->elements);
-  EXPECT_TRUE(file.ReadFloats(*tensor, 0, absl::MakeSpan(values)).ok());
-  return values;
-}
 
 TEST(Gpt2FolderTest, ExportAndImportAreInverse) {
   const TemporaryFolder folder;
@@ -156,139 +111,6 @@ TEST(Gpt2FolderTest, ExportReplacesAnEarlierOneAndNothingElse) {
   EXPECT_THAT(*ListDirectory(folder.path()), ElementsAre("m"));
   values.pop_back();
   EXPECT_TRUE(absl::IsInvalidArgument(ExportGpt2(spec, values, folder / "n")));
-}
-
-// Writes a folder like SmallSpec's with a change to its tensors and its config.
-class DamagedFolderTest : public testing::Test {
- protected:
-  using Tensors = std::map<std::string, std::pair<std::vector<uint64_t>, std::vector<float>>>;
-
-  DamagedFolderTest() {
-    EXPECT_TRUE(ExportGpt2(SmallSpec(), RandomValues(SpaceOf(SmallSpec()).size()), folder_ / "m").ok());
-    const auto file = *SafetensorsFile::Open(folder_ / "m/model.safetensors");
-    for (const SafetensorsTensor& t : file->tensors()) tensors_[t.name] = {t.shape, Floats(*file, t.name)};
-    config_ = json::parse(Slurp(folder_ / "m/config.json"));
-    whole_ = ReadWhole(**Gpt2FolderReader::Open(folder_ / "m", SmallSpec()), SpaceOf(SmallSpec()).size());
-  }
-
-  absl::StatusOr<std::unique_ptr<Gpt2FolderReader>> Open() {
-    std::vector<SafetensorsEntry> entries;
-    std::string data;
-    for (const auto& [name, tensor] : tensors_) {
-      entries.push_back({name, tensor.first});
-      data.append(reinterpret_cast<const char*>(tensor.second.data()), tensor.second.size() * sizeof(float));
-    }
-    std::string bytes = MakeSafetensorsPrefix(entries)->bytes + data;
-    Spill(folder_ / "m/model.safetensors", bytes);
-    Spill(folder_ / "m/config.json", config_.dump());
-    return Gpt2FolderReader::Open(folder_ / "m", SmallSpec());
-  }
-
-  const TemporaryFolder folder_;
-  Tensors tensors_;
-  json config_;
-  std::vector<float> whole_;
-};
-
-TEST_F(DamagedFolderTest, PrefixTiedHeadAndMasksMakeNoDifference) {
-  Tensors prefixed;
-  for (const auto& [name, tensor] : tensors_) prefixed["transformer." + name] = tensor;
-  prefixed["lm_head.weight"] = prefixed["transformer.wte.weight"];
-  prefixed["transformer.h.0.attn.bias"] = {{1, 1, 5, 5}, std::vector<float>(25, 1)};
-  prefixed["transformer.h.0.attn.masked_bias"] = {{}, {-1e4f}};
-  tensors_ = prefixed;
-  const auto reader = Open();
-  ASSERT_TRUE(reader.ok()) << reader.status();
-  EXPECT_EQ(ReadWhole(**reader, whole_.size()), whole_);
-}
-
-TEST_F(DamagedFolderTest, MissingTensor) {
-  tensors_.erase("h.1.attn.c_attn.weight");
-  const absl::Status status = Open().status();
-  EXPECT_TRUE(absl::IsInvalidArgument(status));
-  EXPECT_THAT(Text(status), AllOf(HasSubstr("model.safetensors"), HasSubstr("\"h.1.attn.c_attn.weight\" is missing"),
-                                  HasSubstr("[6, 18]")));
-}
-
-TEST_F(DamagedFolderTest, WrongShape) {
-  tensors_["h.0.mlp.c_fc.weight"].first = {24, 6};
-  const absl::Status status = Open().status();
-  EXPECT_TRUE(absl::IsInvalidArgument(status));
-  EXPECT_THAT(Text(status), AllOf(HasSubstr("h.0.mlp.c_fc.weight"), HasSubstr("expected F32 [6, 24]"),
-                                  HasSubstr("found F32 [24, 6]")));
-}
-
-TEST_F(DamagedFolderTest, TensorTwiceOrUnknown) {
-  tensors_["transformer.ln_f.bias"] = tensors_["ln_f.bias"];
-  EXPECT_THAT(Text(Open().status()), HasSubstr("\"ln_f.bias\" is there with and without the prefix"));
-  tensors_.erase("transformer.ln_f.bias");
-  tensors_["h.2.ln_1.bias"] = tensors_["h.1.ln_1.bias"];
-  EXPECT_THAT(Text(Open().status()), HasSubstr("\"h.2.ln_1.bias\" does not belong"));
-}
-
-TEST_F(DamagedFolderTest, OtherDtype) {
-  ASSERT_TRUE(Open().ok());
-  const std::string path = folder_ / "m/model.safetensors";
-  std::string bytes = Slurp(path);
-  bytes.replace(bytes.find("F32"), 3, "I32");
-  Spill(path, bytes);
-  const absl::Status status = Gpt2FolderReader::Open(folder_ / "m", SmallSpec()).status();
-  EXPECT_TRUE(absl::IsInvalidArgument(status));
-  EXPECT_THAT(Text(status), AllOf(HasSubstr("found I32"), HasSubstr("convert the model to float32")));
-}
-
-TEST_F(DamagedFolderTest, ConfigsThatDifferOrAreNotSupported) {
-  const struct {
-    const char* key;
-    json value;
-    const char* message;
-  } cases[] = {
-      {"n_layer", 3, "n_layer is 3, but the job's model.gpt2.layers is 2"},
-      {"n_head", 3, "n_head is 3, but the job's model.gpt2.heads is 2"},
-      {"n_head", 4, "does not divide n_embd"},
-      {"n_head", 0, "expected a whole number from 1 to 6"},
-      {"vocab_size", 12, "model.gpt2.vocabulary is 11"},
-      {"vocab_size", "11", "vocab_size is \"11\""},
-      {"n_positions", -5, "n_positions is -5"},
-      {"n_embd", 6.5, "n_embd is 6.5"},
-      {"layer_norm_epsilon", 1e-6, "layer_norm_epsilon is 1e-06"},
-      {"layer_norm_epsilon", 0, "expected a number between 0 and 1"},
-      {"activation_function", "relu", "activation_function is \"relu\", supported is"},
-      {"n_inner", 25, "n_inner is 25"},
-      {"model_type", "llama", "model_type is \"llama\""},
-      {"tie_word_embeddings", false, "tie_word_embeddings is false"},
-      {"scale_attn_by_inverse_layer_idx", true, "scale_attn_by_inverse_layer_idx is true"},
-  };
-  const json good = config_;
-  for (const auto& c : cases) {
-    config_ = good;
-    config_[c.key] = c.value;
-    const absl::Status status = Open().status();
-    EXPECT_TRUE(absl::IsInvalidArgument(status)) << c.key << ": " << status;
-    EXPECT_THAT(Text(status), AllOf(HasSubstr("config.json"), HasSubstr(c.message)));
-  }
-  config_ = good;
-  config_["n_inner"] = 24;
-  config_["activation_function"] = "gelu_pytorch_tanh";
-  EXPECT_TRUE(Open().ok());
-  config_.erase("n_layer");
-  EXPECT_THAT(Text(Open().status()), HasSubstr("n_layer is missing"));
-}
-
-TEST_F(DamagedFolderTest, BrokenAndMissingFiles) {
-  Spill(folder_ / "m/config.json", "{\"n_layer\": 2,");
-  EXPECT_TRUE(absl::IsDataLoss(ReadGpt2Config(folder_ / "m").status()));
-  Spill(folder_ / "m/config.json", "[]");
-  EXPECT_TRUE(absl::IsDataLoss(ReadGpt2Config(folder_ / "m").status()));
-  ASSERT_TRUE(Open().ok());
-  Spill(folder_ / "m/model.safetensors", Slurp(folder_ / "m/model.safetensors").substr(0, 3000));
-  EXPECT_TRUE(absl::IsDataLoss(Gpt2FolderReader::Open(folder_ / "m", SmallSpec()).status()));
-  for (const char* name : {"model.safetensors", "config.json"}) {
-    ASSERT_TRUE(RemoveTree(folder_ / (std::string("m/") + name)).ok());
-    const absl::Status status = Gpt2FolderReader::Open(folder_ / "m", SmallSpec()).status();
-    EXPECT_TRUE(absl::IsNotFound(status));
-    EXPECT_THAT(Text(status), HasSubstr(name));
-  }
 }
 
 TEST(Gpt2FolderTest, RealFolders) {

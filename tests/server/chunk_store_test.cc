@@ -373,5 +373,60 @@ TEST_F(ChunkSourceTest, WrongFoldersAreNamed) {
   EXPECT_EQ(From(plan, 0, false).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
+// Bytes that this process has read from files; -1 where the system does not say.
+int64_t BytesRead() {
+  std::ifstream io("/proc/self/io");
+  std::string key;
+  int64_t value = 0;
+  while (io >> key >> value) {
+    if (key == "rchar:") return value;
+  }
+  return -1;
+}
+
+// A folder of 64 Ki parameters whose weights are in one file; what the server of every second chunk reads of it.
+TEST_F(ChunkSourceTest, AServerReadsTheRangesOfItsShardsOfAGpt2Folder) {
+  v1::Plan proto = ServerTestPlan{.shards = 2, .chunk_elements = 4096, .norm_block = 4096}.Proto();
+  v1::Gpt2Spec* model = proto.mutable_spec()->mutable_model()->mutable_gpt2();
+  model->set_layers(2);
+  model->set_heads(2);
+  model->set_width(64);
+  model->set_context(32);
+  model->set_vocabulary(300);
+  proto.mutable_spec()->mutable_init()->set_path(root_ + "/gpt2");
+  proto.set_hash(PlanHash(proto));
+  const auto layout = Layout::Make(proto);
+  ASSERT_TRUE(layout.ok()) << layout.status();
+  const uint64_t parameters = (*layout)->space().size(), chunks = (*layout)->table().chunks();
+  const std::vector<float> values = Gradient(parameters, 1, 1);
+  for (const FloatFormat format : {FloatFormat::kF32, FloatFormat::kBF16}) {
+    std::filesystem::remove_all(root_ + "/gpt2");
+    ASSERT_TRUE(ExportGpt2(*model, values, root_ + "/gpt2", {.format = format, .max_shard_bytes = 100000}).ok());
+    int64_t read[3] = {};  // by the first server, by the second, by one that has everything
+    std::vector<float> found(parameters);
+    for (const int server : {0, 1, 2}) {
+      const int64_t before = BytesRead();
+      const auto source = ChunkSource::Open(**layout, "", "");
+      ASSERT_TRUE(source.ok()) << source.status();
+      for (uint64_t c = server % 2; c < chunks; c += server == 2 ? 1 : 2) {
+        const Range range = (*layout)->table().range(c);
+        ASSERT_TRUE((*source)->Load(**layout, range, found.data() + range.begin, {}).ok());
+      }
+      read[server] = BytesRead() - before;
+    }
+    std::vector<char> narrow(parameters * BytesOf(format));
+    std::vector<float> want(parameters);
+    Narrow(format, values, narrow.data());
+    Widen(format, narrow.data(), absl::MakeSpan(want));
+    EXPECT_TRUE(SameBits(found, want));
+    if (BytesRead() <= 0) GTEST_SKIP() << "SKIPPED: /proc/self/io does not count here";
+    const int64_t whole = static_cast<int64_t>(parameters * BytesOf(format));
+    EXPECT_LT(read[0], whole * 6 / 10) << DtypeOf(format);  // a little more than half: headers, rows at edges
+    EXPECT_LT(read[1], whole * 6 / 10) << DtypeOf(format);
+    EXPECT_LT(read[0] + read[1], whole * 12 / 10) << DtypeOf(format);
+    EXPECT_GE(read[2], whole);
+  }
+}
+
 }  // namespace
 }  // namespace sluice
