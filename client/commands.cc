@@ -94,13 +94,16 @@ std::vector<Command> MakeCommands() {
       {"checkpoint", "JOB", "publish a checkpoint of a running job and print its folder", "", remote, 1, 1});
   commands.push_back(
       {"export", "JOB|DIR FOLDER", "write a job's newest checkpoint as a folder for other programs",
-       "DIR is a published checkpoint (no scheduler is needed then). FOLDER must not exist; it will hold\n"
-       "config.json and model.safetensors: a GPT-2 by Hugging Face's names, with its tokenizer (vocab.json, "
-       "merges.txt)\n"
-       "where that can be read here; other models by PyTorch's names (nn.Sequential, nn.Linear), with the names of "
-       "the\n"
-       "classes and what standardizes the features.",
-       With({tokenizer}, remote), 2, 2});
+       "DIR is a published checkpoint or a GPT-2 folder to be converted (no scheduler is needed then). FOLDER must\n"
+       "not exist. A GPT-2: config.json and model.safetensors by Hugging Face's names, or with a model over\n"
+       "--max_shard_size several model-00001-of-0000N.safetensors and model.safetensors.index.json, and the tokenizer\n"
+       "(vocab.json, merges.txt) where it can be read here; BF16 and F16 round to nearest even. Other models: F32 by\n"
+       "PyTorch's names (nn.Sequential, nn.Linear), with the names of the classes and what standardizes the features.",
+       With({{"dtype", FlagKind::kString, "DTYPE", "F32, BF16 or F16 (F32)"},
+             {"max_shard_size", FlagKind::kString, "SIZE", "most bytes of weights in one file: 500MB, 2GiB (5GB)"},
+             tokenizer},
+            remote),
+       2, 2});
   commands.push_back(
       {"sample", "JOB|DIR", "draw text from a model: a job, a checkpoint or an exported folder",
        "A running job answers from its newest published checkpoint. Models of bytes, and those whose tokenizer can be\n"

@@ -52,30 +52,23 @@ absl::StatusOr<v1::SubmitJobRequest> MakeRequest(const Args& args) {
   source.sets = args.List("set");
   source.name = args.String("name");
   const std::string resume = args.String("resume"), init = args.String("init");
-  if (IsFolder(resume)) {
-    ASSIGN_OR_RETURN(source.begins, CheckpointFolder(resume));
-  } else if (IsFolder(init)) {
-    source.begins = init;
-  }
-  ASSIGN_OR_RETURN(*request.mutable_spec(), LoadSpec(source, DataPaths::kOfCluster));
-  request.set_request_id(NewRequestId());
   if (!resume.empty() && !init.empty()) {
     return absl::InvalidArgumentError("--resume and --init exclude each other: a resume has its parameters already");
   }
   if (!init.empty()) {
-    request.mutable_spec()->mutable_init()->set_path(IsFolder(init) ? fs::absolute(init).lexically_normal().string()
-                                                                    : init);
-    request.mutable_spec()->mutable_init()->set_resume(false);
+    source.init.emplace().set_path(init);
   } else if (IsFolder(resume)) {
-    request.mutable_spec()->mutable_init()->set_path(source.begins);
-    request.mutable_spec()->mutable_init()->set_resume(true);
+    ASSIGN_OR_RETURN(*source.init.emplace().mutable_path(), CheckpointFolder(resume));
+    source.init->set_resume(true);
   } else if (!resume.empty()) {
     if (resume.find('/') != std::string::npos) {
       return absl::NotFoundError(absl::StrCat("--resume ", resume, ": no such folder, and no job's id"));
     }
-    request.mutable_spec()->clear_init();
+    source.init.emplace();  // the scheduler knows the job's checkpoint
     request.set_resume_job(resume);
   }
+  ASSIGN_OR_RETURN(*request.mutable_spec(), LoadSpec(source, DataPaths::kOfCluster));
+  request.set_request_id(NewRequestId());
   return request;
 }
 

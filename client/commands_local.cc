@@ -141,7 +141,8 @@ absl::Status LocalRun::Prepare() {
       return absl::InvalidArgumentError("--resume and --init exclude each other: a resume has its parameters already");
     }
     ASSIGN_OR_RETURN(resume, CheckpointFolder(args_.String("resume")));
-    source.begins = resume;
+    source.init.emplace().set_path(resume);
+    source.init->set_resume(true);
     if (source.path.empty() && source.text.empty() && source.tokens.empty() && source.base == nullptr) {
       ASSIGN_OR_RETURN(const auto reader, CheckpointReader::Open(resume, /*verify=*/false));
       resumed = reader->manifest().spec();
@@ -150,12 +151,12 @@ absl::Status LocalRun::Prepare() {
       source.base = &resumed;
     }
   }
+  if (args_.Has("init")) source.init.emplace().set_path(args_.String("init"));
   if (source.path.empty() && source.text.empty() && source.tokens.empty() && source.base == nullptr) {
     return absl::InvalidArgumentError(
         "a spec is expected: sluice local SPEC; or data alone: sluice local --text FILE, --tokens FILE, --images FILE "
         "--labels FILE, --csv FILE --label COLUMN");
   }
-  if (args_.Has("init")) source.begins = args_.String("init");
   if (args_.Has("workers")) {
     // As many replicas as workers, unless the spec says otherwise; --set comes after and wins.
     const auto asked = LoadSpec(source, DataPaths::kOfFile);
@@ -164,12 +165,8 @@ absl::Status LocalRun::Prepare() {
     }
   }
   ASSIGN_OR_RETURN(spec_, LoadSpec(source, DataPaths::kOfFile));
-  if (!resume.empty()) {
-    spec_.mutable_init()->set_path(resume);
-    spec_.mutable_init()->set_resume(true);
-  } else if (args_.Has("init")) {
-    spec_.mutable_init()->set_path(fs::absolute(args_.String("init")).lexically_normal().string());
-    spec_.mutable_init()->set_resume(false);
+  if (!chosen_.empty() && args_.Has("init")) {
+    chosen_ = absl::StrCat("no spec was given; this one was made for the data and --init:\n\n", JobSpecToYaml(spec_));
   }
   const int replicas = static_cast<int>(spec_.parallel().data());
   workers_ = static_cast<int>(args_.Integer("workers", replicas));

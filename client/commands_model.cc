@@ -2,9 +2,11 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "client/byte_size.h"
 #include "client/commands.h"
 #include "client/model_files.h"
 #include "client/spec_loading.h"
@@ -126,8 +128,19 @@ std::string WhyWithoutTokenizer(const std::string& folder, const std::string& ta
 }
 
 absl::StatusOr<std::string> ExportTo(const Args& args, const ClientEnvironment& environment) {
+  Gpt2ExportOptions options;
+  const auto format = FloatFormatOf(absl::AsciiStrToUpper(args.String("dtype", "F32")));
+  if (!format.has_value()) {
+    return absl::InvalidArgumentError(absl::StrCat("--dtype ", args.String("dtype"), ": expected F32, BF16 or F16"));
+  }
+  options.format = *format;
+  if (args.Has("max_shard_size")) {
+    const auto bytes = ParseByteSize(args.String("max_shard_size"));
+    if (!bytes.ok()) return Annotate(bytes.status(), "--max_shard_size");
+    options.max_shard_bytes = *bytes;
+  }
   ASSIGN_OR_RETURN(const std::string folder, ModelFolder(args.argument(0), args, environment));
-  RETURN_IF_ERROR(ExportModel(folder, args.argument(1)));
+  RETURN_IF_ERROR(ExportModel(folder, args.argument(1), options));
   return folder;
 }
 

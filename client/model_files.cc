@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/checkpoint.h"
 #include "common/classifier_folder.h"
+#include "common/gpt2_folder.h"
 #include "common/model_layout.h"
 #include "common/philox.h"
 #include "common/status_macros.h"
@@ -24,26 +25,47 @@ bool Exists(const fs::path& path) {
 
 }  // namespace
 
-absl::Status ExportModel(const std::string& folder, const std::string& target) {
+absl::Status ExportModel(const std::string& folder, const std::string& target, const Gpt2ExportOptions& options) {
   if (Exists(target)) return absl::AlreadyExistsError(absl::StrCat(target, ": exists already; name a new folder"));
-  ASSIGN_OR_RETURN(auto reader, CheckpointReader::Open(folder, /*verify=*/true));
-  const v1::ModelSpec& model = reader->manifest().spec().model();
+  v1::JobSpec spec;  // of which only the model counts where a GPT-2 folder is converted
+  std::unique_ptr<CheckpointReader> checkpoint;
+  std::unique_ptr<Gpt2FolderReader> imported;
+  if (IsGpt2Folder(folder)) {
+    ASSIGN_OR_RETURN(*spec.mutable_model()->mutable_gpt2(), ReadGpt2Config(folder));
+    ASSIGN_OR_RETURN(imported, Gpt2FolderReader::Open(folder, spec.model().gpt2()));
+  } else {
+    ASSIGN_OR_RETURN(checkpoint, CheckpointReader::Open(folder, /*verify=*/true));
+    spec = checkpoint->manifest().spec();
+  }
+  const v1::ModelSpec& model = spec.model();
   ASSIGN_OR_RETURN(const ParameterSpace space, MakeParameterSpace(model));
   std::vector<float> values(space.size());
-  RETURN_IF_ERROR(reader->Read("value", 0, absl::MakeSpan(values)));
-  if (!model.has_gpt2()) return ExportClassifier(reader->manifest().spec(), values, target);
-  RETURN_IF_ERROR(ExportGpt2(model.gpt2(), values, target));
-  return ExportTokenizer(TokenizerOfSpec(reader->manifest().spec()), model.gpt2().context(), target);
+  const auto all = absl::MakeSpan(values);
+  RETURN_IF_ERROR(checkpoint != nullptr ? checkpoint->Read("value", 0, all) : imported->Read(0, all));
+  if (!model.has_gpt2()) {
+    if (options.format != FloatFormat::kF32) {
+      return absl::InvalidArgumentError("--dtype: classifiers are exported as F32 only");
+    }
+    return ExportClassifier(spec, values, target);
+  }
+  RETURN_IF_ERROR(ExportGpt2(model.gpt2(), values, target, options));
+  ModelTokenizer tokenizer;
+  if (checkpoint != nullptr) {
+    tokenizer = TokenizerOfSpec(spec);
+  } else {
+    ASSIGN_OR_RETURN(tokenizer, TokenizerOfModel(folder, model));
+  }
+  return ExportTokenizer(tokenizer, model.gpt2().context(), target);
 }
 
 absl::StatusOr<std::unique_ptr<LoadedModel>> LoadedModel::Load(const std::string& folder, int threads) {
   std::unique_ptr<LoadedModel> loaded(new LoadedModel());
   std::unique_ptr<CheckpointReader> checkpoint;
   std::unique_ptr<Gpt2FolderReader> exported;
-  if (Exists(fs::path(folder) / "manifest.json")) {
+  if (!IsGpt2Folder(folder) && Exists(fs::path(folder) / "manifest.json")) {
     ASSIGN_OR_RETURN(checkpoint, CheckpointReader::Open(folder, /*verify=*/true));
     loaded->spec_ = checkpoint->manifest().spec().model();
-  } else if (Exists(fs::path(folder) / "config.json")) {
+  } else if (IsGpt2Folder(folder)) {
     ASSIGN_OR_RETURN(*loaded->spec_.mutable_gpt2(), ReadGpt2Config(folder));
     ASSIGN_OR_RETURN(exported, Gpt2FolderReader::Open(folder, loaded->spec_.gpt2()));
   } else {

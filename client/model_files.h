@@ -11,14 +11,16 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/tokenizer.h"
+#include "common/gpt2_folder.h"
 #include "sluice/v1/job.pb.h"
 #include "worker/model/model.h"
 
 namespace sluice {
 
-// `folder` is a published checkpoint; `target` appears whole or not at all, and must not exist: a GPT-2 folder
-// (common/checkpoint.h), or a classifier's (common/classifier_folder.h). Every checksum is verified on the way.
-absl::Status ExportModel(const std::string& folder, const std::string& target);
+// `folder` is a published checkpoint, or a GPT-2 folder to be converted; `target` must not exist: a GPT-2 folder
+// (common/gpt2_folder.h), or a classifier's (common/classifier_folder.h, F32 only). Every checksum is verified on the
+// way.
+absl::Status ExportModel(const std::string& folder, const std::string& target, const Gpt2ExportOptions& options = {});
 
 // A model with its parameters, ready to be asked. Not thread-safe.
 class LoadedModel {

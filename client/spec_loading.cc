@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/default_token_spec.h"
 #include "common/checkpoint.h"
+#include "common/gpt2_folder.h"
 #include "common/job_spec.h"
 #include "common/model_layout.h"
 #include "common/rpc.h"
@@ -115,7 +116,18 @@ std::string JobNameFrom(const std::string& text) {
   return name.empty() ? "job" : name;
 }
 
-absl::StatusOr<v1::JobSpec> LoadSpec(const SpecSource& source, DataPaths paths) {
+namespace {
+
+absl::Status ApplySets(const SpecSource& source, v1::JobSpec* spec) {
+  for (const std::string& set : source.sets) {
+    const absl::Status status = SetSpecField(spec, set);
+    if (!status.ok()) return absl::Status(status.code(), absl::StrCat("--set ", status.message()));
+  }
+  return absl::OkStatus();
+}
+
+// Everything but what init.path has to say.
+absl::StatusOr<v1::JobSpec> ReadSpec(const SpecSource& source, DataPaths paths) {
   v1::JobSpec spec;
   if (source.base != nullptr) {
     spec = *source.base;
@@ -131,25 +143,75 @@ absl::StatusOr<v1::JobSpec> LoadSpec(const SpecSource& source, DataPaths paths) 
     ASSIGN_OR_RETURN(spec, ParseJobSpec(text, format, source.path));
     if (paths == DataPaths::kOfFile) {
       const fs::path folder = fs::path(source.path).parent_path();
-      for (std::string* path : DataPathsOf(spec.mutable_data())) {
+      std::vector<std::string*> relative = DataPathsOf(spec.mutable_data());
+      if (!spec.init().path().empty()) relative.push_back(spec.mutable_init()->mutable_path());
+      for (std::string* path : relative) {
         if (fs::path(*path).is_absolute() || (!DataPathExists(folder / *path) && DataPathExists(*path))) continue;
         *path = Absolute(folder / *path);
       }
     }
   }
-  for (const std::string& set : source.sets) {
-    const absl::Status status = SetSpecField(&spec, set);
-    if (!status.ok()) return absl::Status(status.code(), absl::StrCat("--set ", status.message()));
-  }
+  RETURN_IF_ERROR(ApplySets(source, &spec));
   if (!source.name.empty()) spec.set_name(source.name);
+  if (source.init.has_value()) {
+    spec.clear_init();
+    if (!source.init->path().empty()) *spec.mutable_init() = *source.init;
+  }
+  return spec;
+}
 
+// Makes init.path absolute where it is here or must be, and the checkpoint where it names a folder of them. Whether
+// there is a GPT-2 folder to look into.
+absl::StatusOr<bool> ResolveInit(DataPaths paths, v1::JobSpec* spec) {
+  if (spec->init().path().empty() || spec->init().resume()) return false;
+  std::string* const path = spec->mutable_init()->mutable_path();
+  if (!Exists(*path)) {
+    if (paths == DataPaths::kOfCluster) return false;
+    return absl::NotFoundError(absl::StrCat("init.path: ", *path, ": no such folder"));
+  }
+  *path = Absolute(*path);
+  if (IsGpt2Folder(*path)) return true;
+  auto checkpoint = CheckpointFolder(*path);
+  if (!checkpoint.ok()) {
+    return absl::Status(checkpoint.status().code(), absl::StrCat("init.path: no GPT-2 folder (no config.json), and ",
+                                                                 checkpoint.status().message()));
+  }
+  *path = *std::move(checkpoint);
+  return false;
+}
+
+// The model's sizes that the spec leaves out.
+absl::Status FillFromInit(v1::JobSpec* spec) {
+  if (spec->model().kind_case() != v1::ModelSpec::KIND_NOT_SET && !spec->model().has_gpt2()) {
+    return absl::InvalidArgumentError(absl::StrCat("init.path: ", spec->init().path(),
+                                                   " is a GPT-2 folder, but the model is of another kind (model.mlp)"));
+  }
+  ASSIGN_OR_RETURN(const v1::Gpt2Spec found, ReadGpt2Config(spec->init().path()));
+  v1::Gpt2Spec* const model = spec->mutable_model()->mutable_gpt2();
+  if (model->layers() == 0) model->set_layers(found.layers());
+  if (model->heads() == 0) model->set_heads(found.heads());
+  if (model->width() == 0) model->set_width(found.width());
+  if (model->context() == 0) model->set_context(found.context());
+  if (model->vocabulary() == 0) model->set_vocabulary(found.vocabulary());
+  if (!model->has_layer_norm_epsilon()) model->set_layer_norm_epsilon(found.layer_norm_epsilon());
+  return absl::OkStatus();
+}
+
+// Damage to an input file is the input's fault, not this program's.
+absl::Status InitFault(const absl::Status& status) {
+  if (!absl::IsDataLoss(status)) return Annotate(status, "init.path");
+  return absl::InvalidArgumentError(absl::StrCat("init.path: ", status.message()));
+}
+
+// Defaults, what the data says, and whether it is all right.
+absl::StatusOr<v1::JobSpec> CompleteSpec(v1::JobSpec spec, const SpecSource& source, DataPaths paths) {
   bool readable = true;
   for (std::string* path : DataPathsOf(spec.mutable_data())) {
     if (paths == DataPaths::kOfFile || DataPathExists(*path)) *path = Absolute(*path);
     readable = readable && (paths == DataPaths::kOfFile || DataPathExists(*path));
   }
   FillDefaults(&spec);
-  RETURN_IF_ERROR(TakeSchemaOf(source.begins.empty() ? spec.init().path() : source.begins, &spec));
+  RETURN_IF_ERROR(TakeSchemaOf(spec.init().path(), &spec));
   if (!readable || spec.data().source_case() == v1::DataSpec::SOURCE_NOT_SET ||
       spec.model().kind_case() == v1::ModelSpec::KIND_NOT_SET) {
     RETURN_IF_ERROR(ValidateJobSpec(spec));
@@ -163,6 +225,28 @@ absl::StatusOr<v1::JobSpec> LoadSpec(const SpecSource& source, DataPaths paths) 
   if (!valid.ok() && !lacks_what_data_say) return valid;
   if (!data.ok()) return data.status();
   RETURN_IF_ERROR(valid);
+  return spec;
+}
+
+}  // namespace
+
+absl::StatusOr<v1::JobSpec> LoadSpec(const SpecSource& source, DataPaths paths) {
+  ASSIGN_OR_RETURN(v1::JobSpec spec, ReadSpec(source, paths));
+  ASSIGN_OR_RETURN(const bool imports, ResolveInit(paths, &spec));
+  if (imports) {
+    if (!source.text.empty() || !source.tokens.empty()) {
+      // The default model's sizes are nobody's wish; those of --set are.
+      spec.mutable_model()->clear_gpt2();
+      RETURN_IF_ERROR(ApplySets(source, &spec));
+    }
+    const absl::Status filled = FillFromInit(&spec);
+    if (!filled.ok()) return InitFault(filled);
+  }
+  ASSIGN_OR_RETURN(spec, CompleteSpec(std::move(spec), source, paths));
+  if (imports) {
+    const absl::Status opened = Gpt2FolderReader::Open(spec.init().path(), spec.model().gpt2()).status();
+    if (!opened.ok()) return InitFault(opened);
+  }
   return spec;
 }
 

@@ -4,6 +4,7 @@
 #define SLUICE_CLIENT_SPEC_LOADING_H_
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,7 +22,7 @@ struct SpecSource {
   std::vector<std::string> sets;      // "train.rounds=500", applied in order after the file
   std::string name;                   // replaces the spec's; empty: as it is
   std::string data_cache;             // folder where tokenized texts are kept; empty: nowhere
-  std::string begins;  // folder of the checkpoint that the job begins from, in place of the spec's init.path
+  std::optional<v1::InitSpec> init;   // replaces the spec's
 };
 
 enum class DataPaths {
@@ -32,7 +33,10 @@ enum class DataPaths {
 
 // Errors are INVALID_ARGUMENT or what the file system says; spec errors as ParseJobSpec and ValidateJobSpec give them.
 // Data that this machine can read is opened and checked, and fills in vocabulary, inputs, classes and a table's schema
-// (which is the checkpoint's where the job begins from one); with kOfFile data that cannot be read is an error.
+// (which is the checkpoint's where the job begins from one); with kOfFile data that cannot be read is an error. So with
+// init.path, a resume excepted: a GPT-2 folder is checked, all but its weights' values, and fills in the model's sizes
+// that the spec leaves out (with `text`: all of them); a folder of checkpoints or a run folder stands for its newest
+// checkpoint.
 absl::StatusOr<v1::JobSpec> LoadSpec(const SpecSource& source, DataPaths paths);
 
 // Lower-case letters, digits and '-', at most 40 of them, made from any text; "job" where nothing remains.

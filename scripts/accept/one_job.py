@@ -12,6 +12,7 @@ import numpy as np
 
 import tensors
 from cluster import BIN, Cluster
+from golden import Golden, losses
 from runner import DATA, OPENMP_BLAS, PYTHON, SHARED, program, run_parts
 
 
@@ -24,48 +25,6 @@ def rows_of(output):
 
 
 # ------------------------------------------------------------------------------------------------------ golden
-class Golden:
-    def __init__(self, folder):
-        self.folder = folder
-        self.reference = json.load(open(os.path.join(DATA, "golden", "gpt2_training.json")))
-        os.makedirs(folder)
-        self.rows = os.path.join(folder, "rows.jsonl")
-        with open(self.rows, "w") as f:
-            for rows in self.reference["rounds"]:
-                for row in rows + [[]] * (4 - len(rows)):
-                    f.write(json.dumps(row) + "\n")
-        self.init = os.path.join(folder, "init")
-        os.makedirs(self.init)
-        shutil.copy(os.path.join(DATA, "synth", "synth_gpt2_config.json"), os.path.join(self.init, "config.json"))
-        shutil.copy(os.path.join(DATA, "synth", "synth_gpt2_model.safetensors"), os.path.join(self.init, "model.safetensors"))
-
-    def spec(self, case, workers, chunk=0, rounds=12):
-        c = self.reference["cases"][case]
-        o = c["optimizer"]
-        if o["kind"] == "adamw":
-            rule = {"adamw": {"learning_rate": o["lr"], "beta1": o["beta1"], "beta2": o["beta2"], "epsilon": o["eps"],
-                              "weight_decay": o["weight_decay"]}}
-        else:
-            rule = {"sgd": {"learning_rate": o["lr"], "momentum": o.get("momentum", 0)}}
-        if c["clip_norm"]:
-            rule["clip_norm"] = c["clip_norm"]
-        return {"name": "golden", "model": {"gpt2": {"layers": 2, "heads": 4, "width": 32, "context": 64, "vocabulary": 96}},
-                "data": {"rows": {"path": self.rows}, "shuffle": False, "validation_fraction": 0},
-                "train": {"rounds": rounds, "batch": 4}, "optimizer": rule, "init": {"path": self.init},
-                "parallel": {"data": workers, "chunk_elements": chunk},
-                "checkpoint": {"every_rounds": 1, "keep": 20}}
-
-    def export(self, cluster, job):
-        out = os.path.join(self.folder, "export-%d" % time.time_ns())
-        cluster.sluice("export", job, out)
-        return os.path.join(out, "model.safetensors")
-
-
-def losses(cluster, job):
-    records = [r for r in cluster.history(job)["records"] if not r.get("evaluation")]
-    return [r["loss"] for r in sorted(records, key=lambda r: int(r.get("round", 0)))]
-
-
 def part_golden(report, folder):
     kept = os.path.join(folder, "in-process")
     done = program(os.path.join(BIN, "golden_test"), env=dict(os.environ, SLUICE_GOLDEN_EXPORT=kept))

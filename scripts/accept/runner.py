@@ -17,7 +17,7 @@ OPENMP_BLAS = "/usr/lib/x86_64-linux-gnu/openblas-openmp"
 
 
 def program(*args, timeout=3600, env=None):
-    return subprocess.run(args, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout, env=env,
+    return subprocess.run(args, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", timeout=timeout, env=env,
                           stdin=subprocess.DEVNULL)
 
 

@@ -154,11 +154,11 @@ TEST_F(Classifiers, AJobThatBeginsFromACheckpointKeepsItsSchema) {
   const auto anew = LoadSpec(source, DataPaths::kOfFile);
   ASSERT_TRUE(anew.ok()) << anew.status();
   EXPECT_NE(anew->data().csv().schema().mean(0), first->data().csv().schema().mean(0));
-  source.begins = checkpoint;
+  source.init.emplace().set_path(checkpoint);
   const auto resumed = LoadSpec(source, DataPaths::kOfFile);
   ASSERT_TRUE(resumed.ok()) << resumed.status();
   EXPECT_EQ(resumed->data().csv().schema().SerializeAsString(), first->data().csv().schema().SerializeAsString());
-  source.begins.clear();
+  source.init.reset();
   source.sets = {"init.path=" + checkpoint};
   EXPECT_EQ(LoadSpec(source, DataPaths::kOfFile)->data().csv().schema().mean(0), first->data().csv().schema().mean(0));
   Write("t.csv", "a,b,y\n1,0,c0\n2,5,other\n");

@@ -171,9 +171,11 @@ TEST_F(CommandsTest, SubmitHandsTheFilledInSpecOver) {
   EXPECT_EQ(seen.resume_job(), "job-3");
   EXPECT_FALSE(seen.spec().has_init());
   EXPECT_FALSE(seen.request_id().empty());
-  EXPECT_EQ(Run({"submit", spec(), "--init", folder_.string()}, scheduler.address()), kExitOk);
-  EXPECT_EQ(seen.spec().init().path(), folder_.string());
+  EXPECT_EQ(Run({"submit", spec(), "--init", "not/here"}, scheduler.address()), kExitOk);  // the servers' folder
+  EXPECT_EQ(seen.spec().init().path(), "not/here");
   EXPECT_FALSE(seen.spec().init().resume());
+  EXPECT_EQ(Run({"submit", spec(), "--init", folder_.string()}, scheduler.address()), kExitUsage);
+  EXPECT_TRUE(Has(err_.str(), "init.path: no GPT-2 folder (no config.json)"));
   EXPECT_EQ(Run({"submit", spec(), "--init", "x", "--resume", "y"}, scheduler.address()), kExitUsage);
   EXPECT_EQ(Run({"submit", spec(), "--resume", "no/such/folder"}, scheduler.address()), kExitUsage);
 }

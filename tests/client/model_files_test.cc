@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 #include <limits>
+#include <nlohmann/json.hpp>
 
 #include "client/spec_loading.h"
 #include "common/checkpoint.h"
@@ -101,6 +102,55 @@ TEST_F(ModelFiles, AnExportHasTheCheckpointsLogits) {
   EXPECT_EQ(ExportModel(checkpoint, target).code(), absl::StatusCode::kAlreadyExists);
   EXPECT_EQ((*a)->Logits({256}).status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ((*a)->Logits({}).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST_F(ModelFiles, AFolderIsConvertedByExportingIt) {
+  const std::string checkpoint = Publish(Bytes(), 4, 1);
+  const auto path = [&](const char* name) { return (folder_ / name).string(); };
+  ASSERT_TRUE(ExportModel(checkpoint, path("wide")).ok());
+  ASSERT_TRUE(ExportModel(path("wide"), path("brain"), {.format = FloatFormat::kBF16, .max_shard_bytes = 4000}).ok());
+  ASSERT_TRUE(ExportModel(checkpoint, path("same"), {.format = FloatFormat::kBF16, .max_shard_bytes = 4000}).ok());
+  EXPECT_TRUE(fs::exists(folder_ / "brain/model.safetensors.index.json"));
+  const auto a = LoadedModel::Load(path("brain"), 1), b = LoadedModel::Load(path("same"), 1);
+  const auto wide = LoadedModel::Load(path("wide"), 1);
+  ASSERT_TRUE(a.ok() && b.ok() && wide.ok());
+  const auto rounded = (*a)->Logits({1, 2, 3});
+  EXPECT_EQ(*rounded, *(*b)->Logits({1, 2, 3}));
+  EXPECT_NE(*rounded, *(*wide)->Logits({1, 2, 3}));
+}
+
+// Hugging Face exports with logits computed in float64.
+TEST_F(ModelFiles, LogitsOfImportedFoldersEqualTheReferences) {
+  const char* const given = std::getenv("SLUICE_SHARED");
+  const fs::path data = fs::path(given != nullptr ? given : SLUICE_SOURCE_DIR "/../shared") / "data";
+  if (!fs::exists(data)) GTEST_SKIP() << "SKIPPED: no shared folder";
+  const struct {
+    const char *base, *weights, *logits;
+  } cases[] = {{"synth/synth_gpt2_", "model.safetensors", "logits"},
+               {"synth/synth_gpt2_", "noprefix_model.safetensors", "logits"},
+               {"ckpt/tiny_gpt2_", "model.safetensors", "logits_tied"}};
+  for (const auto& c : cases) {
+    const std::string base = (data / c.base).string(), folder = (folder_ / "imported").string();
+    fs::remove_all(folder);
+    fs::create_directories(folder);
+    fs::copy(base + "config.json", folder + "/config.json");
+    fs::copy(base + c.weights, folder + "/model.safetensors");
+    const auto model = LoadedModel::Load(folder, 1);
+    ASSERT_TRUE(model.ok()) << model.status();
+    const auto reference = nlohmann::json::parse(std::ifstream(base + "reference.json"));
+    std::vector<int32_t> tokens;
+    for (const auto& expected : reference[c.logits]) {
+      tokens.push_back(reference["input_ids"][tokens.size()]);
+      const auto logits = (*model)->Logits(tokens);
+      ASSERT_TRUE(logits.ok()) << logits.status();
+      ASSERT_EQ(logits->size(), expected.size());
+      for (size_t i = 0; i < logits->size(); ++i) {
+        ASSERT_TRUE(std::isfinite((*logits)[i]));
+        ASSERT_NEAR((*logits)[i], expected[i].get<double>(), 1e-5) << c.weights << " " << tokens.size() << " " << i;
+      }
+    }
+    EXPECT_GE(tokens.size(), 8u);
+  }
 }
 
 TEST_F(ModelFiles, SamplesRepeatBySeed) {

@@ -7,7 +7,9 @@
 #include <fstream>
 #include <map>
 
+#include "common/gpt2_folder.h"
 #include "common/job_spec.h"
+#include "common/model_layout.h"
 
 namespace sluice {
 namespace {
@@ -48,6 +50,100 @@ class SpecLoading : public testing::Test {
 
   fs::path folder_, before_;
 };
+
+// A GPT-2 folder of 2 layers, width 8, context 6 and vocabulary 256 at `name`.
+class InitLoading : public SpecLoading {
+ protected:
+  static v1::Gpt2Spec Model() {
+    v1::Gpt2Spec model;
+    model.set_layers(2);
+    model.set_heads(4);
+    model.set_width(8);
+    model.set_context(6);
+    model.set_vocabulary(256);
+    model.set_layer_norm_epsilon(1e-6);
+    return model;
+  }
+  // As a spec has it that leaves the rest open.
+  static std::string Filled() {
+    v1::Gpt2Spec model = Model();
+    model.set_scaled_residual_init(true);
+    return model.DebugString();
+  }
+  std::string Export(const std::string& name) const {
+    v1::ModelSpec model;
+    *model.mutable_gpt2() = Model();
+    const std::vector<float> values(MakeParameterSpace(model)->size(), 0.5f);
+    EXPECT_TRUE(ExportGpt2(Model(), values, (folder_ / name).string()).ok());
+    return (folder_ / name).string();
+  }
+  SpecSource Init(const std::string& model, const std::string& path) {
+    SpecSource source = From(WriteSpec("{text: {path: in.txt}}", model));
+    source.init.emplace().set_path(path);
+    return source;
+  }
+  void ExpectFault(const SpecSource& source, absl::StatusCode code, const std::string& message) {
+    const absl::Status status = LoadSpec(source, DataPaths::kOfFile).status();
+    EXPECT_EQ(status.code(), code) << status;
+    EXPECT_NE(std::string(status.message()).find(message), std::string::npos) << status;
+  }
+};
+
+TEST_F(InitLoading, MissingSizesComeFromTheFolder) {
+  Write("specs/in.txt", "some text to learn, long enough");
+  const std::string folder = Export("cwd/gpt2");
+  for (const char* model : {"{gpt2: {}}", "{gpt2: {width: 8}}", "{gpt2: {layers: 2, heads: 4, vocabulary: 256}}"}) {
+    for (const DataPaths paths : {DataPaths::kOfFile, DataPaths::kOfCluster}) {
+      const auto spec = LoadSpec(Init(model, "gpt2"), paths);
+      ASSERT_TRUE(spec.ok()) << spec.status();
+      EXPECT_EQ(spec->model().gpt2().DebugString(), Filled());
+      EXPECT_EQ(spec->init().path(), folder);
+    }
+  }
+  // By the spec's own init.path, from the file's folder; and without a model.
+  Export("specs/beside");
+  const std::string file = Write("specs/own.yaml",
+                                 "name: own\ndata: {text: {path: in.txt}}\ntrain: {rounds: 10, batch: 2}\n"
+                                 "optimizer: {sgd: {learning_rate: 0.1}}\ninit: {path: beside}\n");
+  const auto own = LoadSpec(From(file), DataPaths::kOfFile);
+  ASSERT_TRUE(own.ok()) << own.status();
+  EXPECT_EQ(own->model().gpt2().DebugString(), Filled());
+  EXPECT_EQ(own->init().path(), (folder_ / "specs/beside").string());
+  // The default text model takes the folder's sizes as a whole.
+  SpecSource text;
+  text.text = (folder_ / "specs/in.txt").string();
+  text.init.emplace().set_path(folder);
+  const auto by_text = LoadSpec(text, DataPaths::kOfFile);
+  ASSERT_TRUE(by_text.ok()) << by_text.status();
+  EXPECT_EQ(by_text->model().gpt2().DebugString(), Filled());
+  text.sets = {"model.gpt2.layers=3"};
+  ExpectFault(text, absl::StatusCode::kInvalidArgument, "n_layer is 2, but the job's model.gpt2.layers is 3");
+}
+
+TEST_F(InitLoading, WhatDoesNotFitIsFoundBeforeTheJobIsSubmitted) {
+  Write("specs/in.txt", "some text to learn, long enough");
+  const std::string folder = Export("cwd/gpt2");
+  const auto invalid = absl::StatusCode::kInvalidArgument;
+  ExpectFault(Init("{gpt2: {heads: 2}}", "gpt2"), invalid, "n_head is 4, but the job's model.gpt2.heads is 2");
+  ExpectFault(Init("{mlp: {hidden: [3]}}", "gpt2"), invalid, "the model is of another kind");
+  ExpectFault(Init("{gpt2: {}}", "nowhere"), absl::StatusCode::kNotFound, "nowhere: no such folder");
+  ExpectFault(Init("{gpt2: {}}", folder_.string()), absl::StatusCode::kNotFound, "no GPT-2 folder (no config.json)");
+  const std::string weights = folder + "/model.safetensors";
+  Write("cwd/gpt2/model.safetensors", "version https://git-lfs.github.com/spec/v1\noid sha256:00\n");
+  ExpectFault(Init("{gpt2: {}}", "gpt2"), invalid, "init.path: " + weights);
+  ExpectFault(Init("{gpt2: {}}", "gpt2"), invalid, "Git LFS pointer");
+  Write("cwd/gpt2/config.json", "{");
+  ExpectFault(Init("{gpt2: {}}", "gpt2"), invalid, "config.json: expected JSON");
+  // What a resume replaces is not looked at.
+  SpecSource resumed = Init("{gpt2: {layers: 1, heads: 1, width: 8, context: 4}}", "gpt2");
+  resumed.init->set_resume(true);
+  EXPECT_TRUE(LoadSpec(resumed, DataPaths::kOfFile).ok());
+  resumed.sets = {"init.path=gpt2"};
+  resumed.init.emplace();
+  const auto without = LoadSpec(resumed, DataPaths::kOfFile);
+  ASSERT_TRUE(without.ok()) << without.status();
+  EXPECT_FALSE(without->has_init());
+}
 
 TEST_F(SpecLoading, RelativePathsStartAtTheFilesFolder) {
   Write("specs/in.txt", "some text to learn");
