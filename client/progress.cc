@@ -46,6 +46,10 @@ std::string ProgressText(const v1::JobStatus& status) {
     } else {
       absl::StrAppendFormat(&text, "  loss %.4f", status.last_train().loss());
     }
+    if (status.spec().train().mode() == v1::TrainSpec::ASYNC) {
+      absl::StrAppendFormat(&text, "  staleness %.1f, at most %d", status.last_train().staleness_mean(),
+                            status.last_train().staleness_max());
+    }
   }
   if (status.has_last_evaluation()) {
     absl::StrAppendFormat(&text, "  validation loss %.4f", status.last_evaluation().loss());

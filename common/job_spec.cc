@@ -67,7 +67,13 @@ void FillTrain(v1::TrainSpec* train) {
   if (!train->has_seed()) train->set_seed(1);
   if (!train->has_eval_every()) train->set_eval_every(std::max<uint64_t>(1, train->rounds() / 10));
   if (train->mode() == v1::TrainSpec::MODE_UNSPECIFIED) train->set_mode(v1::TrainSpec::SYNC);
-  if (train->nonfinite() == v1::TrainSpec::NON_FINITE_UNSPECIFIED) train->set_nonfinite(v1::TrainSpec::SKIP_ROUND);
+  const bool async = train->mode() == v1::TrainSpec::ASYNC;
+  if (train->nonfinite() == v1::TrainSpec::NON_FINITE_UNSPECIFIED) {
+    train->set_nonfinite(async ? v1::TrainSpec::SKIP_CHUNK : v1::TrainSpec::SKIP_ROUND);
+  }
+  if (async && train->staleness_scale() == v1::TrainSpec::STALENESS_SCALE_UNSPECIFIED) {
+    train->set_staleness_scale(v1::TrainSpec::NONE);
+  }
   if (!train->has_max_skipped_rounds()) train->set_max_skipped_rounds(10);
 }
 
@@ -121,6 +127,7 @@ double LearningRate(const v1::OptimizerSpec& optimizer, uint64_t round, uint64_t
 }
 
 bool NeedsVerdict(const v1::JobSpec& spec) {
+  if (spec.train().mode() == v1::TrainSpec::ASYNC) return false;
   return spec.optimizer().clip_norm() > 0 || spec.train().nonfinite() != v1::TrainSpec::SKIP_CHUNK ||
          spec.train().drop_slowest() > 0;
 }

@@ -41,7 +41,7 @@ std::string JobSpecToYaml(const v1::JobSpec& spec);
 // Learning rate of a round (pure). Source of the shapes: job.proto, CosineSchedule.
 double LearningRate(const v1::OptimizerSpec& optimizer, uint64_t round, uint64_t rounds);
 
-// VERDICT where clipping or SKIP_ROUND asks for it, else STREAM.
+// VERDICT where clipping or SKIP_ROUND asks for it, else STREAM; never in async, where each contribution is its own.
 bool NeedsVerdict(const v1::JobSpec& spec);
 
 // Optimizer slots beside the value: {}, {"momentum"}, {"m", "v"}.

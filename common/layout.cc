@@ -108,6 +108,10 @@ absl::Status CheckPlan(const v1::Plan& plan) {
   if (plan.discipline() == v1::Plan::STREAM && NeedsVerdict(plan.spec())) {
     return Wrong("discipline is STREAM, but clipping or nonfinite: SKIP_ROUND needs VERDICT");
   }
+  if (plan.spec().train().mode() == v1::TrainSpec::ASYNC &&
+      (plan.discipline() != v1::Plan::STREAM || plan.spec().train().batch() == 0)) {
+    return Wrong("train.mode is ASYNC, expected discipline STREAM and a batch of at least 1");
+  }
   RETURN_IF_ERROR(CheckRanks(plan));
   return CheckChains(plan);
 }

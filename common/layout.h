@@ -65,6 +65,8 @@ class Layout {
   const ChunkTable& table() const { return table_; }
   uint64_t generation() const { return plan_.generation(); }
   uint64_t rounds() const { return plan_.spec().train().rounds(); }
+  uint64_t batch() const { return plan_.spec().train().batch(); }
+  bool async() const { return plan_.spec().train().mode() == v1::TrainSpec::ASYNC; }
 
   uint32_t contributors() const { return static_cast<uint32_t>(plan_.ranks_size()); }  // for every chunk, as yet
   uint32_t replicas() const { return plan_.spec().parallel().data(); }

@@ -50,8 +50,13 @@ int SlotCount(UpdateRule::Kind kind) {
 }
 
 UpdateRule MakeUpdateRule(const v1::OptimizerSpec& optimizer, uint64_t round, uint64_t rounds) {
+  return MakeUpdateRule(optimizer, round, rounds, round, 1);
+}
+
+UpdateRule MakeUpdateRule(const v1::OptimizerSpec& optimizer, uint64_t round, uint64_t rounds, uint64_t step,
+                          double rate_scale) {
   UpdateRule rule;
-  rule.learning_rate = static_cast<float>(LearningRate(optimizer, round, rounds));
+  rule.learning_rate = static_cast<float>(LearningRate(optimizer, round, rounds) * rate_scale);
   const v1::AdamSpec* adam = AdamOf(optimizer);
   if (adam == nullptr) {
     rule.momentum = static_cast<float>(optimizer.sgd().momentum());
@@ -68,8 +73,8 @@ UpdateRule MakeUpdateRule(const v1::OptimizerSpec& optimizer, uint64_t round, ui
   rule.epsilon = static_cast<float>(adam->has_epsilon() ? adam->epsilon() : 1e-8);
   const double default_decay = optimizer.has_adamw() ? 0.01 : 0;
   rule.weight_decay = static_cast<float>(adam->has_weight_decay() ? adam->weight_decay() : default_decay);
-  rule.bias1 = static_cast<float>(1 - PortablePower(beta1, round + 1));
-  rule.bias2_sqrt = static_cast<float>(std::sqrt(1 - PortablePower(beta2, round + 1)));
+  rule.bias1 = static_cast<float>(1 - PortablePower(beta1, step + 1));
+  rule.bias2_sqrt = static_cast<float>(std::sqrt(1 - PortablePower(beta2, step + 1)));
   return rule;
 }
 

@@ -31,6 +31,9 @@ int SlotCount(UpdateRule::Kind kind);
 // Pure; round from 0, the learning rate by the schedule (common/job_spec.h). Fields left out of the spec take the
 // defaults of job.proto.
 UpdateRule MakeUpdateRule(const v1::OptimizerSpec& optimizer, uint64_t round, uint64_t rounds);
+// Async: the learning rate of `round`, times `rate_scale`; `step` updates were made before this one.
+UpdateRule MakeUpdateRule(const v1::OptimizerSpec& optimizer, uint64_t round, uint64_t rounds, uint64_t step,
+                          double rate_scale);
 
 // new_value[i] = rule(value[i], gradient_sum[i] * gradient_scale, slots), slots updated in place; `decay` false: weight
 // decay is left out. new_value may be value. PyTorch's update rules (torch.optim.SGD, Adam, AdamW).

@@ -297,17 +297,45 @@ class Checker {
     if (train.microbatches() == 0 || (train.batch() > 0 && train.microbatches() > train.batch())) {
       Problem("train.microbatches: found ", train.microbatches(), ", allowed 1 to train.batch, ", train.batch());
     }
-    if (train.mode() != v1::TrainSpec::SYNC) {
+    const bool async = train.mode() == v1::TrainSpec::ASYNC;
+    if (async) {
+      Async();
+    } else if (train.mode() != v1::TrainSpec::SYNC) {
       Problem("train.mode: ",
               v1::TrainSpec::Mode_IsValid(train.mode()) ? v1::TrainSpec::Mode_Name(train.mode())
                                                         : absl::StrCat(static_cast<int>(train.mode())),
-              " is not supported by this version yet; set it to sync or leave it out");
+              " is not supported by this version yet; set it to sync or async, or leave it out");
+    }
+    if (!async && train.staleness_scale() != v1::TrainSpec::STALENESS_SCALE_UNSPECIFIED) {
+      Problem("train.staleness_scale: found ", v1::TrainSpec::StalenessScale_Name(train.staleness_scale()),
+              ", which only train.mode async has; leave it out");
     }
     if (train.nonfinite() != v1::TrainSpec::SKIP_ROUND && train.nonfinite() != v1::TrainSpec::SKIP_CHUNK) {
       Problem("train.nonfinite: found ", static_cast<int>(train.nonfinite()), ", allowed skip_round, skip_chunk");
     }
     Whole("train.max_skipped_rounds", train.max_skipped_rounds(), 1, std::numeric_limits<uint32_t>::max());
     Later("train.drop_slowest", train.drop_slowest(), 0);
+  }
+
+  // A contribution is applied alone: nothing is decided for all of a round.
+  void Async() {
+    const v1::TrainSpec& train = spec_.train();
+    if (train.nonfinite() == v1::TrainSpec::SKIP_ROUND) {
+      Problem(
+          "train.nonfinite: found skip_round, which train.mode async does not have; set it to skip_chunk or leave "
+          "it out");
+    }
+    if (train.staleness_scale() != v1::TrainSpec::NONE && train.staleness_scale() != v1::TrainSpec::INVERSE) {
+      Problem("train.staleness_scale: found ", static_cast<int>(train.staleness_scale()), ", allowed none, inverse");
+    }
+    for (const auto& [path, degree] : {std::pair{"parallel.tensor", spec_.parallel().tensor()},
+                                       std::pair{"parallel.pipeline", spec_.parallel().pipeline()}}) {
+      if (degree > 1) {
+        Problem(path, ": found ", degree,
+                ", allowed with train.mode async is 1; use sync, or more replicas "
+                "(parallel.data)");
+      }
+    }
   }
 
   void Adam(const std::string& path, const v1::AdamSpec& adam) {

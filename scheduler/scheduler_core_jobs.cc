@@ -20,6 +20,33 @@ double UnixSeconds(absl::Time time) { return absl::ToDoubleSeconds(time - absl::
 
 std::string Count(uint64_t n, const char* what) { return absl::StrCat(n, " ", what, n == 1 ? "" : "s"); }
 
+// Async: a checkpoint's chunks have seen different positions unless nothing was under way.
+absl::Status CheckLedger(const v1::JobSpec& spec, uint64_t chunk_elements, const ResumeFrom& from) {
+  const v1::CheckpointManifest& manifest = from.manifest;
+  const bool async = spec.train().mode() == v1::TrainSpec::ASYNC;
+  const uint64_t batch = manifest.spec().train().batch();
+  bool cuts = false, even = true;
+  for (const v1::CheckpointFile& file : manifest.files()) {
+    for (const v1::ChunkCut& cut : file.cuts()) {
+      cuts = true;
+      even &=
+          cut.applied_size() == 1 && cut.applied(0).begin() == 0 && cut.applied(0).end() == manifest.version() * batch;
+    }
+  }
+  if ((async || cuts) && spec.train().batch() != batch) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "train.batch: found ", spec.train().batch(), ", but ", from.directory, " counts its positions in rounds of ",
+        batch, "; set train.batch to that, or init without resume (parameters only)"));
+  }
+  if (even || (async && chunk_elements == manifest.chunk_elements())) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      async ? "parallel.chunk_elements" : "train.mode", ": ", from.directory,
+      " was written while contributions of an async job were under way: its chunks have seen different positions; ",
+      async ? absl::StrCat("keep chunks of ", manifest.chunk_elements(), " elements")
+            : "resume it with train.mode async",
+      ", resume from the job's last version, or init without resume (parameters only)"));
+}
+
 absl::Status CheckResume(const v1::JobSpec& spec, uint64_t parameters, const ResumeFrom& from) {
   const v1::CheckpointManifest& manifest = from.manifest;
   if (manifest.parameters() != parameters) {
@@ -65,7 +92,11 @@ absl::StatusOr<v1::SubmitJobResponse> SchedulerCore::Submit(const v1::SubmitJobR
   FillDefaults(&spec);
   RETURN_IF_ERROR(ValidateJobSpec(spec));
   ASSIGN_OR_RETURN(const ParameterSpace space, MakeParameterSpace(spec.model()));
-  if (resume.has_value()) RETURN_IF_ERROR(CheckResume(spec, space.size(), *resume));
+  if (resume.has_value()) {
+    RETURN_IF_ERROR(CheckResume(spec, space.size(), *resume));
+    const uint64_t forced = spec.parallel().chunk_elements();
+    RETURN_IF_ERROR(CheckLedger(spec, forced > 0 ? forced : DefaultChunkElements(space.size()), *resume));
+  }
 
   const uint64_t each = BytesPerParameter(spec);
   uint64_t need = 0;

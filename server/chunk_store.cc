@@ -99,6 +99,16 @@ absl::Status ChunkSource::Load(const Layout& layout, Range range, float* value,
   return absl::OkStatus();
 }
 
+std::vector<v1::ChunkCut> ChunkSource::Cuts() const {
+  std::vector<v1::ChunkCut> cuts;
+  if (checkpoint_ == nullptr || !resume_) return cuts;
+  for (const v1::CheckpointFile& file : checkpoint_->manifest().files()) {
+    cuts.insert(cuts.end(), file.cuts().begin(), file.cuts().end());
+  }
+  std::sort(cuts.begin(), cuts.end(), [](const auto& a, const auto& b) { return a.chunk() < b.chunk(); });
+  return cuts;
+}
+
 // -------------------------------------------------------------------------------------------------- ChunkStore
 
 ChunkStore::ChunkStore(std::shared_ptr<const Layout> layout)
@@ -201,19 +211,42 @@ void ChunkStore::Apply(uint64_t chunk, const v1::Verdict& verdict, bool skip_non
       std::memset(zeros.get(), 0, range.size() * sizeof(float));
       sum = zeros.get();
     }
-    for (uint64_t at = range.begin; at < range.end;) {
-      const Tensor& t = layout_->space().tensors()[layout_->space().TensorAt(at)];
-      const uint64_t end = std::min(range.end, t.offset + t.elements), i = at - range.begin;
-      ApplyUpdate(rule, t.decays(), verdict.gradient_scale(), sum + i, c->value.get() + i, next.get() + i,
-                  c->slots.size() > 0 ? c->slots[0].get() + i : nullptr,
-                  c->slots.size() > 1 ? c->slots[1].get() + i : nullptr, end - at);
-      at = end;
-    }
+    Update(c, range, rule, verdict.gradient_scale(), sum, next.get());
   }
   c->previous = std::move(c->value);
   c->value = std::move(next);
   ++c->version;
   DiscardSum(chunk);
+}
+
+void ChunkStore::Update(Chunk* c, Range range, const UpdateRule& rule, float scale, const float* sum, float* next) {
+  for (uint64_t at = range.begin; at < range.end;) {
+    const Tensor& t = layout_->space().tensors()[layout_->space().TensorAt(at)];
+    const uint64_t end = std::min(range.end, t.offset + t.elements), i = at - range.begin;
+    ApplyUpdate(rule, t.decays(), scale, sum + i, c->value.get() + i, next + i,
+                c->slots.size() > 0 ? c->slots[0].get() + i : nullptr,
+                c->slots.size() > 1 ? c->slots[1].get() + i : nullptr, end - at);
+    at = end;
+  }
+}
+
+bool ChunkStore::ApplyContribution(uint64_t chunk, const ContributionUpdate& update, const Payload& payload) {
+  Chunk* c = Find(chunk);
+  if (c == nullptr) return true;
+  const Range range = layout_->table().range(chunk);
+  ++c->version;
+  if (payload.size() == 0) return true;
+  CHECK(payload.size() == range.size() * sizeof(float));
+  const std::shared_ptr<float[]> gradient = pool_->Take(range.size());
+  payload.CopyTo(gradient.get());
+  if (!AllFinite(gradient.get(), range.size())) return false;
+  const v1::JobSpec& spec = layout_->plan().spec();
+  const UpdateRule rule =
+      MakeUpdateRule(spec.optimizer(), update.round, spec.train().rounds(), update.version, update.rate_scale);
+  std::shared_ptr<float[]> next = pool_->Take(range.size());
+  Update(c, range, rule, update.gradient_scale, gradient.get(), next.get());
+  c->value = std::move(next);
+  return true;
 }
 
 void ChunkStore::DropPrevious(uint64_t chunk) {

@@ -42,6 +42,8 @@ class ChunkSource {
 
   // Fills value and slots (zero unless the checkpoint has them) of the range.
   absl::Status Load(const Layout& layout, Range range, float* value, const std::vector<float*>& slots) const;
+  // Of an async job's checkpoint: what each chunk holds, by chunk; else empty.
+  std::vector<v1::ChunkCut> Cuts() const;
 
  private:
   std::unique_ptr<CheckpointReader> checkpoint_;
@@ -70,6 +72,9 @@ class ChunkStore {
   void DiscardSum(uint64_t chunk);
   SumResult Finish(uint64_t chunk, uint32_t contributors);
   void Apply(uint64_t chunk, const v1::Verdict& verdict, bool skip_nonfinite);
+  // Async: one contribution (empty: none) makes version update.version + 1; the one before is not kept. Returns whether
+  // it was finite; if not, the value stays.
+  bool ApplyContribution(uint64_t chunk, const ContributionUpdate& update, const Payload& payload);
   void DropPrevious(uint64_t chunk);
   // NOT_FOUND where neither v nor v-1 is `version`.
   absl::StatusOr<ChunkValue> Get(uint64_t chunk, uint64_t version);
@@ -86,6 +91,8 @@ class ChunkStore {
     bool open = false;  // sum has been reset for the open round
   };
   Chunk* Find(uint64_t chunk);
+  // Writes the updated value of the chunk to `next`; slots in place.
+  void Update(Chunk* c, Range range, const UpdateRule& rule, float scale, const float* sum, float* next);
   SumTree* Open(Chunk* c, uint64_t chunk, uint32_t contributors);
 
   const std::shared_ptr<const Layout> layout_;

@@ -12,9 +12,19 @@ constexpr int kMaxHeaders = 2048;  // of a frame: keeps its control part far bel
 }  // namespace
 
 bool CommitQueue::Add(uint64_t chunk, uint64_t version, ChunkValue value) {
+  v1::ChunkHeader header;
+  header.set_chunk(chunk);
+  header.set_round(version);
+  header.set_elements(value.elements);
+  return Add(std::move(header), std::move(value));
+}
+
+bool CommitQueue::Add(v1::ChunkHeader header, ChunkValue value) {
+  const uint64_t chunk = header.chunk(), version = header.round();
+  header.set_generation(generation_);
   absl::MutexLock lock(&mutex_);
   if (version >= 2) waiting_.erase({version - 2, chunk});
-  waiting_[{version, chunk}] = std::move(value);
+  waiting_[{version, chunk}] = {std::move(header), std::move(value)};
   return !std::exchange(flush_due_, true);
 }
 
@@ -31,14 +41,11 @@ void CommitQueue::Flush() {
     payload.clear();
     bytes = 0;
   };
-  for (auto& [key, value] : waiting_) {
+  for (auto& [key, entry] : waiting_) {
+    const ChunkValue& value = entry.value;
     const size_t size = value.elements * sizeof(float);
     if (bytes + size > kMaxFramePayload || frame.header_size() == kMaxHeaders) send();
-    v1::ChunkHeader* header = frame.add_header();
-    header->set_chunk(key.second);
-    header->set_generation(generation_);
-    header->set_round(key.first);
-    header->set_elements(value.elements);
+    *frame.add_header() = std::move(entry.header);
     payload.push_back({value.data.get(), size, value.data});
     bytes += size;
   }

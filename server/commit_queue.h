@@ -22,6 +22,8 @@ class CommitQueue {
 
   // True where the caller should see to it that Flush is called soon (nobody else will).
   bool Add(uint64_t chunk, uint64_t version, ChunkValue value);
+  // The same with a header of which chunk, round and elements are set; its generation is this stream's.
+  bool Add(v1::ChunkHeader header, ChunkValue value);
   // Writes everything that waits.
   void Flush();
 
@@ -31,7 +33,11 @@ class CommitQueue {
   const std::shared_ptr<ByteStream> stream_;
   const uint64_t generation_;
   absl::Mutex mutex_;
-  std::map<std::pair<uint64_t, uint64_t>, ChunkValue> waiting_ ABSL_GUARDED_BY(mutex_);  // by (version, chunk)
+  struct Waiting {
+    v1::ChunkHeader header;
+    ChunkValue value;
+  };
+  std::map<std::pair<uint64_t, uint64_t>, Waiting> waiting_ ABSL_GUARDED_BY(mutex_);  // by (version, chunk)
   bool flush_due_ ABSL_GUARDED_BY(mutex_) = false;
 };
 

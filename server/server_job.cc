@@ -34,6 +34,7 @@ struct ServerJob::Snapshot {
   absl::Status status ABSL_GUARDED_BY(mutex);
   uint64_t left ABSL_GUARDED_BY(mutex) = 0;  // chunks
   std::set<uint64_t> posted;                 // chunks handed to lanes; guarded by the job's mutex
+  std::vector<v1::ChunkCut> cuts;            // async, of those; guarded by the job's mutex
 };
 
 // The opened end of the stream to the verdict holder.
@@ -87,7 +88,7 @@ void ServerJob::OnPlan(std::shared_ptr<const Layout> layout) {
     if (!source.ok()) Problem(source.status(), layout->generation());
   }
   core_.SetTime(options_.clock->Now());
-  core_.OnPlan(std::move(layout));
+  core_.OnPlan(std::move(layout), source_ != nullptr ? source_->Cuts() : std::vector<v1::ChunkCut>());
   for (auto& [id, stream] : streams_) SendAck(&stream);  // what was parked
   link_delay_ = absl::ZeroDuration();
   OpenHolderLink();
@@ -172,6 +173,7 @@ absl::Status ServerJob::OnFrame(StreamId id, ParsedFrame frame) {
   }
   core_.SetTime(options_.clock->Now());
   if (frame.control.has_report()) RETURN_IF_ERROR(core_.OnReport(id, frame.control.report()));
+  if (frame.control.has_lease_request()) RETURN_IF_ERROR(core_.OnLeaseRequest(id, frame.control.lease_request()));
   if (frame.control.has_subscribe()) RETURN_IF_ERROR(core_.OnSubscribe(id, frame.control.subscribe()));
   offset = 0;
   for (const v1::ChunkHeader& header : frame.control.header()) {
@@ -359,7 +361,7 @@ void ServerJob::Serve(StreamId stream, uint64_t chunk, uint64_t version) {
   });
 }
 
-void ServerJob::Snapshot(uint32_t shard, uint64_t chunk, uint64_t timeline, uint64_t version) {
+void ServerJob::Snapshot(uint32_t shard, uint64_t chunk, uint64_t timeline, uint64_t version, const v1::ChunkCut& cut) {
   mutex_.AssertHeld();
   std::shared_ptr<struct Snapshot>& snapshot = snapshots_[{shard, version}];
   if (snapshot == nullptr) {
@@ -387,6 +389,7 @@ void ServerJob::Snapshot(uint32_t shard, uint64_t chunk, uint64_t timeline, uint
     snapshot->pieces = std::move(pieces);
   }
   if (!snapshot->posted.insert(chunk).second) return;
+  if (core_.layout()->async()) snapshot->cuts.push_back(cut);
   options_.lanes->Post(chunk, [self = shared_from_this(), store = store_, snapshot, chunk] {
     bool last;
     {
@@ -426,6 +429,7 @@ void ServerJob::FinishSnapshot(std::shared_ptr<struct Snapshot> snapshot) {
   absl::MutexLock lock(&mutex_);
   auto it = snapshots_.find({snapshot->shard, snapshot->version});
   if (ended_ || it == snapshots_.end() || it->second != snapshot) return;  // abandoned
+  if (done->has_file()) done->mutable_file()->mutable_cuts()->Add(snapshot->cuts.begin(), snapshot->cuts.end());
   snapshots_.erase(it);
   // Older versions of this shard need not be said again once a newer one is done.
   std::erase_if(snapshots_done_, [&](const v1::NodeMessage& m) {

@@ -89,14 +89,20 @@ class ServerJob : public std::enable_shared_from_this<ServerJob>, private ShardA
   void Apply(uint64_t chunk, const v1::Verdict& verdict, bool skip_nonfinite) override;
   void DropPrevious(uint64_t chunk) override;
   void Serve(StreamId stream, uint64_t chunk, uint64_t version) override;
-  void Snapshot(uint32_t shard, uint64_t chunk, uint64_t timeline, uint64_t version) override;
+  void Snapshot(uint32_t shard, uint64_t chunk, uint64_t timeline, uint64_t version, const v1::ChunkCut& cut) override;
   void AbandonSnapshots() override;
   void SendNorm(const v1::Member& holder, const v1::NormReport& report) override;
   void SendVerdict(const v1::NodeId& primary, const v1::VerdictNotice& notice) override;
   void SendToScheduler(const v1::NodeMessage& message) override;
+  void ApplyContribution(StreamId stream, const v1::ChunkHeader& answer, const ContributionUpdate& update,
+                         ContributionRef value) override;
+  void Answer(StreamId stream, const v1::ChunkHeader& answer) override;
+  void SendLease(StreamId stream, const v1::Lease& lease) override;
   void CloseStream(StreamId stream, const absl::Status& status) override;
   void Acknowledge(StreamId stream, uint64_t bytes) override;
 
+  static void SendAnswer(Lanes* lanes, ChunkStore& store, const std::shared_ptr<CommitQueue>& queue,
+                         const v1::ChunkHeader& answer);
   void Problem(const absl::Status& status, uint64_t generation);
   void OpenHolderLink() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   static void SendAck(WorkerStream* stream);

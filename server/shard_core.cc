@@ -30,7 +30,7 @@ bool ShardCore::Accepts(const Layout& layout) const {
   return layout.generation() > generation() && (!rules_.fencing || layout.generation() >= fence_);
 }
 
-void ShardCore::OnPlan(std::shared_ptr<const Layout> layout) {
+void ShardCore::OnPlan(std::shared_ptr<const Layout> layout, const std::vector<v1::ChunkCut>& cuts) {
   if (!Accepts(*layout)) return;
   const uint64_t old_timeline = layout_ ? layout_->plan().timeline() : 0;
   layout_ = std::move(layout);
@@ -60,8 +60,9 @@ void ShardCore::OnPlan(std::shared_ptr<const Layout> layout) {
   if (layout_->plan().has_verdict() && rules_.verdict_carried) {
     decided_[layout_->plan().verdict().round()] = layout_->plan().verdict();
   }
-  MakeShards(old_timeline);
-  if (is_holder() && layout_->plan().discipline() == v1::Plan::STREAM) {
+  MakeShards(old_timeline, cuts);
+  MakeBook(layout_->plan().timeline() != old_timeline, cuts);
+  if (is_holder() && !async() && layout_->plan().discipline() == v1::Plan::STREAM) {
     // Chunks that are past the open round give no sum for it any more.
     for (uint64_t chunk : shards_.at(0).chunks)
       stream_sums_[layout_->plan().start()] += chunks_.at(chunk).version > layout_->plan().start();
@@ -83,7 +84,11 @@ void ShardCore::OnPlan(std::shared_ptr<const Layout> layout) {
   for (auto& [report, from] : norms) OnNorm(report, from).IgnoreError();
 }
 
-void ShardCore::MakeShards(uint64_t old_timeline) {
+uint64_t ShardCore::RoundOf(const Chunk& chunk) const {
+  return async() ? chunk.applied.size() / layout_->batch() : chunk.version;
+}
+
+void ShardCore::MakeShards(uint64_t old_timeline, const std::vector<v1::ChunkCut>& cuts) {
   const ChunkTable& table = layout_->table();
   const v1::Plan& plan = layout_->plan();
   const uint64_t base = plan.has_checkpoint() ? plan.checkpoint().version() : 0;
@@ -111,7 +116,12 @@ void ShardCore::MakeShards(uint64_t old_timeline) {
         Chunk& c = chunks_[chunk];
         c.shard = s;
         c.version = base;
-        actions_->LoadChunk(layout_, chunk, base);
+        if (async()) {
+          const v1::ChunkCut cut = CutOf(*layout_, cuts, chunk);
+          c.version = cut.contributions();
+          c.applied = AppliedOf(cut);
+        }
+        actions_->LoadChunk(layout_, chunk, c.version);
       }
     }
     shard.summed = 0;
@@ -154,8 +164,8 @@ v1::FenceReport ShardCore::MakeFenceReport() const {
     r->set_synced(true);
     uint64_t low = UINT64_MAX, high = 0;
     for (uint64_t chunk : shard.chunks) {
-      low = std::min(low, chunks_.at(chunk).version);
-      high = std::max(high, chunks_.at(chunk).version);
+      low = std::min(low, RoundOf(chunks_.at(chunk)));
+      high = std::max(high, RoundOf(chunks_.at(chunk)));
     }
     r->set_min_version(low);
     r->set_max_version(high);
@@ -169,11 +179,11 @@ void ShardCore::OnCheckpointOrder(const v1::CheckpointOrder& order) {
   if (!layout_ || order.generation() != generation() || Fenced())
     return;  // the scheduler orders again after a transition
   bool passed = false;
-  for (const auto& [index, chunk] : chunks_) passed |= chunk.version >= order.version();
+  for (const auto& [index, chunk] : chunks_) passed |= RoundOf(chunk) >= order.version();
   if (!passed) {
     // The chunks of a shard are at most one version apart: what all have passed will not come again.
     uint64_t low = UINT64_MAX;
-    for (const auto& [index, chunk] : chunks_) low = std::min(low, chunk.version);
+    for (const auto& [index, chunk] : chunks_) low = std::min(low, RoundOf(chunk));
     ordered_.erase(ordered_.begin(), ordered_.upper_bound(low));
     ordered_.insert(order.version());
     return;
@@ -202,7 +212,7 @@ void ShardCore::Progress(uint32_t index) {
   Shard& shard = shards_.at(index);
   if (shard.progress_sent) return;
   for (uint64_t chunk : shard.chunks) {
-    if (chunks_.at(chunk).version < layout_->rounds()) return;
+    if (RoundOf(chunks_.at(chunk)) < layout_->rounds()) return;
   }
   shard.progress_sent = true;
   v1::NodeMessage message;
@@ -261,18 +271,17 @@ absl::Status ShardCore::Replay(StreamId id) {
   RETURN_IF_ERROR(CheckHello(stream.hello));
   std::deque<StreamMessage> waiting;
   waiting.swap(stream.waiting);
-  for (StreamMessage& message : waiting) {
-    absl::Status status;
-    if (auto* push = std::get_if<PushMessage>(&message)) {
-      status = OnPush(id, push->header, std::move(push->value), push->payload_bytes);
-    } else if (auto* subscribe = std::get_if<v1::Subscribe>(&message)) {
-      status = OnSubscribe(id, *subscribe);
-    } else {
-      status = OnReport(id, std::get<v1::RoundReport>(message));
-    }
-    RETURN_IF_ERROR(status);
-  }
+  for (StreamMessage& message : waiting) RETURN_IF_ERROR(Replay(id, std::move(message)));
   return absl::OkStatus();
+}
+
+absl::Status ShardCore::Replay(StreamId id, StreamMessage message) {
+  if (auto* push = std::get_if<PushMessage>(&message)) {
+    return OnPush(id, push->header, std::move(push->value), push->payload_bytes);
+  }
+  if (auto* subscribe = std::get_if<v1::Subscribe>(&message)) return OnSubscribe(id, *subscribe);
+  if (auto* request = std::get_if<v1::LeaseRequest>(&message)) return OnLeaseRequest(id, *request);
+  return OnReport(id, std::get<v1::RoundReport>(message));
 }
 
 absl::Status ShardCore::OnPush(StreamId id, const v1::ChunkHeader& header, ContributionRef value,
@@ -282,6 +291,7 @@ absl::Status ShardCore::OnPush(StreamId id, const v1::ChunkHeader& header, Contr
   if (Fenced()) return absl::OkStatus();  // nothing older than the fence is processed
   RETURN_IF_ERROR(CheckPush(*stream, header, payload_bytes));
   actions_->Acknowledge(id, payload_bytes);
+  if (async()) return OnContribution(id, header, std::move(value));
 
   Chunk& chunk = chunks_.at(header.chunk());
   uint32_t slot = header.contributor();
@@ -334,10 +344,7 @@ absl::Status ShardCore::CheckPush(const Stream& stream, const v1::ChunkHeader& h
     return absl::InvalidArgumentError(absl::StrCat("contributor ", header.contributor(),
                                                    " on the stream of contributor ", stream.hello.contributor()));
   }
-  if (header.round() >= layout_->rounds()) {
-    return absl::OutOfRangeError(absl::StrCat("chunk ", header.chunk(), ": a contribution to round ", header.round(),
-                                              "; job ", job_id_, " has ", layout_->rounds(), " rounds"));
-  }
+  RETURN_IF_ERROR(CheckRound(header));
   if (header.encoding() != v1::F32) {
     return absl::InvalidArgumentError(
         absl::StrCat("encoding ", static_cast<int>(header.encoding()), "; this job pushes F32"));
@@ -356,6 +363,13 @@ absl::Status ShardCore::CheckPush(const Stream& stream, const v1::ChunkHeader& h
         absl::StrCat("chunk ", header.chunk(), ": count ", header.count(), "; expected a finite one, 0 or more"));
   }
   return absl::OkStatus();
+}
+
+absl::Status ShardCore::CheckRound(const v1::ChunkHeader& header) const {
+  if (async()) return CheckLease(header);
+  if (header.round() < layout_->rounds()) return absl::OkStatus();
+  return absl::OutOfRangeError(absl::StrCat("chunk ", header.chunk(), ": a contribution to round ", header.round(),
+                                            "; job ", job_id_, " has ", layout_->rounds(), " rounds"));
 }
 
 void ShardCore::ChunkComplete(uint64_t index, Chunk* chunk) {
@@ -510,7 +524,7 @@ void ShardCore::ApplyChunk(uint64_t index, Chunk* chunk, const v1::Verdict& verd
     s.want = chunk->version + 1;
   }
   if (layout_->CheckpointAt(chunk->version) || ordered_.contains(chunk->version)) {
-    actions_->Snapshot(chunk->shard, index, layout_->plan().timeline(), chunk->version);
+    actions_->Snapshot(chunk->shard, index, layout_->plan().timeline(), chunk->version, v1::ChunkCut());
   }
 }
 
@@ -526,6 +540,10 @@ absl::Status ShardCore::OnSubscribe(StreamId id, const v1::Subscribe& subscribe)
     for (auto it = chunks_.lower_bound(want.first_chunk());
          it != chunks_.end() && it->first < want.first_chunk() + want.chunks(); ++it) {
       Chunk& chunk = it->second;
+      if (async()) {
+        actions_->Answer(id, AnswerOf(it->first));
+        continue;
+      }
       uint64_t next = want.version();
       if (next < chunk.version) {
         if (next + 1 < chunk.version || !chunk.has_previous) {

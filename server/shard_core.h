@@ -5,6 +5,8 @@
 //   push -> counted by (round, contributor, chunk) -> AddContribution ... FinishSum -> OnSum
 //        -> VERDICT: all chunks of a shard -> norm report -> verdict holder -> verdict -> Apply -> Serve to subscribers
 //        -> STREAM:  Apply at once
+//   async (shard_core_async.cc): push -> ApplyContribution at once, which answers its sender; positions are leased by
+//   the verdict holder's lease book (lease_book.h)
 //
 // Data work on one chunk is done in the order of the calls (a chunk belongs to a lane), so the core's versions run
 // ahead of it: a version exists as soon as Apply was called.
@@ -26,7 +28,9 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/layout.h"
+#include "common/position_set.h"
 #include "common/protocol_rules.h"
+#include "server/lease_book.h"
 #include "server/verdict.h"
 #include "sluice/v1/parameter.pb.h"
 #include "sluice/v1/scheduler.pb.h"
@@ -51,6 +55,14 @@ struct SumResult {
 
 using StreamId = uint64_t;
 
+// Async: how one contribution changes its chunk.
+struct ContributionUpdate {
+  uint64_t version = 0;      // before it: updates made
+  uint64_t round = 0;        // positions consumed by the chunk / batch: of the learning rate
+  double rate_scale = 1;     // for staleness
+  float gradient_scale = 0;  // of the contribution's sums
+};
+
 // What comes out. Calls are made inside the core's event methods, in the order in which they must take effect; an
 // action must not call back into the core (answers are later events).
 class ShardActions {
@@ -73,14 +85,23 @@ class ShardActions {
   virtual void DropPrevious(uint64_t chunk) = 0;  // only with rules.kept_version off
   virtual void Serve(StreamId stream, uint64_t chunk, uint64_t version) = 0;
   // Write value and slots of the chunk, now at `version`, into the shard's file of that checkpoint.
-  virtual void Snapshot(uint32_t shard, uint64_t chunk, uint64_t timeline, uint64_t version) = 0;
+  // `cut` (async only): which contributions the chunk then holds.
+  virtual void Snapshot(uint32_t shard, uint64_t chunk, uint64_t timeline, uint64_t version,
+                        const v1::ChunkCut& cut) = 0;
   // Open snapshots belong to a timeline that ended.
   virtual void AbandonSnapshots() = 0;
+  // Async: value(version + 1) = update(value(version), value) unless the contribution is null or not finite; then
+  // Answer(stream, answer), with `nonfinite` set where it was not.
+  virtual void ApplyContribution(StreamId stream, const v1::ChunkHeader& answer, const ContributionUpdate& update,
+                                 ContributionRef value) = 0;
+  // Async: the chunk's value at version answer.round, the newest, goes to the stream under this header.
+  virtual void Answer(StreamId stream, const v1::ChunkHeader& answer) = 0;
 
   // --- messages
   virtual void SendNorm(const v1::Member& holder, const v1::NormReport& report) = 0;
   virtual void SendVerdict(const v1::NodeId& primary, const v1::VerdictNotice& notice) = 0;
   virtual void SendToScheduler(const v1::NodeMessage& message) = 0;
+  virtual void SendLease(StreamId stream, const v1::Lease& lease) = 0;
   // Ends a worker's stream: Refusal, then the status. The core knows it no more.
   virtual void CloseStream(StreamId stream, const absl::Status& status) = 0;
   // A frame of `bytes` payload was taken off the stream.
@@ -98,8 +119,8 @@ class ShardCore {
   // ------------------------------------------------------------------ events: scheduler
   // Whether OnPlan would take the plan: newer than what is held and not older than a fence.
   bool Accepts(const Layout& layout) const;
-  // Ignored unless Accepts.
-  void OnPlan(std::shared_ptr<const Layout> layout);
+  // Ignored unless Accepts. `cuts` (async): those of plan.checkpoint, by chunk; needed where a timeline begins.
+  void OnPlan(std::shared_ptr<const Layout> layout, const std::vector<v1::ChunkCut>& cuts = {});
   void OnFence(uint64_t generation);
   void OnCheckpointOrder(const v1::CheckpointOrder& order);
   // A new session: says again what the scheduler may have missed: the newest round records and the progress of shards.
@@ -115,6 +136,7 @@ class ShardCore {
   absl::Status OnPush(StreamId stream, const v1::ChunkHeader& header, ContributionRef value, uint64_t payload_bytes);
   absl::Status OnSubscribe(StreamId stream, const v1::Subscribe& subscribe);
   absl::Status OnReport(StreamId stream, const v1::RoundReport& report);
+  absl::Status OnLeaseRequest(StreamId stream, const v1::LeaseRequest& request);
   void OnStreamClosed(StreamId stream);
 
   // ------------------------------------------------------------------ events: servers and lanes
@@ -128,7 +150,11 @@ class ShardCore {
   const std::shared_ptr<const Layout>& layout() const { return layout_; }
   uint64_t generation() const { return layout_ ? layout_->generation() : 0; }
   bool holds(uint64_t chunk) const { return chunks_.contains(chunk); }
+  // Async: contributions that the chunk has had.
   uint64_t version(uint64_t chunk) const { return chunks_.at(chunk).version; }
+  const PositionSet& applied(uint64_t chunk) const { return chunks_.at(chunk).applied; }
+  // The lease book; null unless this is the verdict holder of an async job.
+  const LeaseBook* book() const { return book_.get(); }
   bool has_previous(uint64_t chunk) const { return chunks_.at(chunk).has_previous; }
   bool is_holder() const { return layout_ && SameNode(layout_->primary(0).node(), self_); }
   // "job kjv-1 generation 2: round 17: waits for shard 3 report of contributor 1".
@@ -149,6 +175,7 @@ class ShardCore {
     bool sum_posted = false;
     std::optional<SumResult> sum;
     std::vector<Subscriber> subscribers;
+    PositionSet applied;  // async
   };
   struct Shard {
     uint64_t since = 0;
@@ -163,7 +190,7 @@ class ShardCore {
     ContributionRef value;
     uint64_t payload_bytes;
   };
-  using StreamMessage = std::variant<PushMessage, v1::Subscribe, v1::RoundReport>;
+  using StreamMessage = std::variant<PushMessage, v1::Subscribe, v1::RoundReport, v1::LeaseRequest>;
   struct Stream {
     v1::StreamHello hello;
     bool parked = false;
@@ -177,7 +204,19 @@ class ShardCore {
   absl::Status CheckPush(const Stream& stream, const v1::ChunkHeader& header, uint64_t payload_bytes) const;
   absl::Status Park(Stream* stream, StreamMessage message, uint64_t payload_bytes);
   absl::Status Replay(StreamId id);
-  void MakeShards(uint64_t old_timeline);
+  absl::Status CheckRound(const v1::ChunkHeader& header) const;
+  absl::Status Replay(StreamId id, StreamMessage message);
+  void MakeShards(uint64_t old_timeline, const std::vector<v1::ChunkCut>& cuts);
+  // Rounds that the chunk has seen.
+  uint64_t RoundOf(const Chunk& chunk) const;
+  // ---- shard_core_async.cc
+  bool async() const { return layout_ && layout_->async(); }
+  void MakeBook(bool new_timeline, const std::vector<v1::ChunkCut>& cuts);
+  absl::Status OnContribution(StreamId stream, const v1::ChunkHeader& header, ContributionRef value);
+  v1::ChunkHeader AnswerOf(uint64_t chunk) const;
+  absl::Status CheckLease(const v1::ChunkHeader& header) const;
+  void SayBook();
+  // ----
   void ForgetRound(Chunk* chunk, uint32_t contributors);
   void ChunkComplete(uint64_t index, Chunk* chunk);
   void TryNorm(uint32_t shard);
@@ -217,6 +256,7 @@ class ShardCore {
   uint64_t recorded_ = 0;                                 // rounds below it have a record (STREAM)
   std::map<uint64_t, uint64_t> stream_sums_;              // STREAM: round -> chunks of shard 0 whose sums came out
   std::map<uint64_t, std::set<uint32_t>> stream_faults_;  // STREAM: round -> contributors of sums that are not finite
+  std::unique_ptr<LeaseBook> book_;                       // async
   std::deque<v1::NodeMessage> records_;                   // the newest of this timeline, in the order of sending
 
   // STREAM, not the holder: what it was told of sums that are not finite, newest last.

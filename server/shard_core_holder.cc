@@ -70,6 +70,7 @@ absl::Status ShardCore::OnReport(StreamId id, const v1::RoundReport& report) {
     return absl::FailedPreconditionError(
         absl::StrCat("job ", job_id_, ": reports go to the verdict holder, ", layout_->primary(0).node().name()));
   }
+  if (async()) return absl::InvalidArgumentError("in async, reports travel in lease requests");
   if (report.contributor() != stream->hello.contributor()) {
     return absl::InvalidArgumentError(absl::StrCat("report of contributor ", report.contributor(), " on the stream of ",
                                                    stream->hello.contributor()));
@@ -228,6 +229,7 @@ void ShardCore::Evaluated(uint64_t version, const RoundTally& tally) {
 std::string ShardCore::Describe() const {
   std::string text = absl::StrCat("job ", job_id_, " generation ", generation());
   if (fence_ > generation()) absl::StrAppend(&text, ", fenced for ", fence_);
+  if (book_ != nullptr) absl::StrAppend(&text, "; ", book_->Describe());
   for (const auto& [round, tally] : training_) absl::StrAppend(&text, "; ", tally.Missing());
   for (const auto& [index, shard] : shards_) {
     if (shard.chunks.empty()) continue;

@@ -137,6 +137,15 @@ void PsClient::Report(uint64_t generation, size_t server, const v1::RoundReport&
   link->stream->Write(EncodeFrame(frame, {}));
 }
 
+void PsClient::Ask(uint64_t generation, size_t server, const v1::LeaseRequest& request) {
+  absl::MutexLock lock(&mutex_);
+  Link* link = FindUp(generation, server);
+  if (link == nullptr) return;
+  v1::ChunkFrame frame;
+  *frame.mutable_lease_request() = request;
+  link->stream->Write(EncodeFrame(frame, {}));
+}
+
 void PsClient::Push(uint64_t generation, size_t server, const v1::ChunkHeader& header, BorrowedBytes bytes) {
   absl::MutexLock lock(&mutex_);
   Link* link = FindUp(generation, server);
@@ -289,6 +298,9 @@ absl::Status PsClient::HandleFrame(const StreamKey& key, grpc::ByteBuffer messag
       RETURN_IF_ERROR(link->queue.Acknowledge(frame.control.ack().bytes()));
       Pump(*link);
     }
+  }
+  if (frame.control.has_lease()) {
+    RETURN_IF_ERROR(events_->OnLease(key.generation, key.server, frame.control.lease()));
   }
   if (frame.control.header_size() == 0) return absl::OkStatus();
   return events_->OnCommits(key.generation, key.server, frame);

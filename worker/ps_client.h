@@ -47,6 +47,10 @@ class PsClient {
     virtual void OnStreamDown(uint64_t generation, size_t server, const absl::Status& status) = 0;
     // Commits: headers with their payload (checked to be as long as the headers say). An error closes the stream.
     virtual absl::Status OnCommits(uint64_t generation, size_t server, const ParsedFrame& frame) = 0;
+    // Async: what the verdict holder leased. An error closes the stream.
+    virtual absl::Status OnLease(uint64_t generation, size_t server, const v1::Lease& lease) {
+      return absl::FailedPreconditionError("nobody asked for a lease");
+    }
     virtual void OnUnreachable(uint64_t generation, size_t server, const absl::Status& status) = 0;
     // The server keeps refusing this rank for a reason that trying again does not mend.
     virtual void OnRefused(uint64_t generation, size_t server, const absl::Status& status) = 0;
@@ -66,6 +70,7 @@ class PsClient {
 
   void Subscribe(uint64_t generation, size_t server, const v1::Subscribe& subscribe);
   void Report(uint64_t generation, size_t server, const v1::RoundReport& report);
+  void Ask(uint64_t generation, size_t server, const v1::LeaseRequest& request);
   // Queues a contribution; it goes with the next Flush or acknowledgement that the window has room for.
   void Push(uint64_t generation, size_t server, const v1::ChunkHeader& header, BorrowedBytes bytes);
   void Flush();

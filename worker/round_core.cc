@@ -62,6 +62,8 @@ void RoundCore::BeginGeneration() {
     chunk.unready = table.range(i).size();
   }
   phase_ = Phase::kPulling;
+  request_.Clear();
+  lease_.Clear();
   actions_->OpenStreams(layout_, servers_);
 }
 
@@ -81,10 +83,10 @@ void RoundCore::Step() {
       if (!busy_ && installing_ == 0) BeginGeneration();
       break;
     case Phase::kPulling:
-      if (at_current_ == chunks_.size()) BeginRound();
+      if (at_current_ == chunks_.size()) async() ? BeginLease() : BeginRound();
       break;
     case Phase::kWaiting:
-      if (at_next_ == chunks_.size()) Advance();
+      if (at_next_ == chunks_.size()) async() ? EndLease() : Advance();
       break;
     default:
       break;
@@ -149,7 +151,7 @@ void RoundCore::OnGradientReady(uint64_t generation, uint64_t round, Range range
     const uint64_t ready = std::min(chunk.end, range.end) - std::max(chunk.begin, range.begin);
     CHECK(ready <= chunks_[i].unready, "the gradient of chunk {} became ready twice in round {}", i, round);
     chunks_[i].unready -= ready;
-    if (chunks_[i].unready == 0) Issue(i);
+    if (chunks_[i].unready == 0 && !(async() && clips())) Issue(i);  // clipping needs all of it first
   }
 }
 
@@ -157,7 +159,7 @@ void RoundCore::OnGradientReady(uint64_t generation, uint64_t round, Range range
 void RoundCore::Issue(uint64_t index) {
   Chunk& chunk = chunks_[index];
   chunk.pushed = true;
-  if (chunk.want <= round_ + 1) SendPush(index);  // else it is committed already
+  if (async() || chunk.want <= round_ + 1) SendPush(index);  // else it is committed already
   if (chunk.kept) HandOut(index, round_ + 1, std::exchange(chunk.kept, nullptr));
 }
 
@@ -172,6 +174,12 @@ void RoundCore::SendPush(uint64_t index) {
   header.set_elements(count_ > 0 ? layout_->table().range(index).size() : 0);
   header.set_count(count_);
   header.set_space(layout_->plan().space());
+  if (async()) {
+    header.set_round(static_cast<uint64_t>(chunk.installed));
+    header.set_position(lease_.position());
+    header.set_positions(lease_.positions());
+    header.set_scale(scale_);
+  }
   actions_->Push(chunk.primary, header);
 }
 
@@ -179,13 +187,21 @@ void RoundCore::OnComputed(uint64_t generation, uint64_t round, const WorkSum& s
   CHECK(busy_, "work ended twice");
   busy_ = false;
   if (Current(generation, round, Phase::kComputing)) {
+    if (async() && clips() && count_ > 0) {
+      const double clip = layout_->plan().spec().optimizer().clip_norm();
+      if (sum.gradient_norm > clip) scale_ = static_cast<float>(clip / sum.gradient_norm);
+      for (uint64_t i = 0; i < chunks_.size(); ++i) {
+        if (chunks_[i].unready == 0) Issue(i);
+      }
+    }
     for (uint64_t i = 0; i < chunks_.size(); ++i) {
       CHECK(chunks_[i].pushed, "round {} was computed, but the gradient of chunk {} lacks {} elements", round, i,
             chunks_[i].unready);
     }
     computed_ = true;
     phase_ = Phase::kWaiting;
-    Keep(v1::RoundReport::TRAIN, round, sum);
+    sum_ = sum;
+    if (!async()) Keep(v1::RoundReport::TRAIN, round, sum);
   }
   Step();
 }
@@ -195,6 +211,10 @@ void RoundCore::OnEvaluated(uint64_t generation, uint64_t version, const WorkSum
   busy_ = false;
   if (Current(generation, version, Phase::kEvaluating)) {
     evaluated_ = true;
+    if (async()) {
+      sum_ = sum;
+      return EndLease();
+    }
     Keep(v1::RoundReport::EVALUATION, version, sum);
     BeginRound();
     return;
@@ -212,6 +232,14 @@ void RoundCore::OnStopped(uint64_t generation) {
 void RoundCore::OnStreamUp(uint64_t generation, size_t server) {
   if (generation != this->generation() || server >= up_.size()) return;
   up_[server] = true;
+  if (async()) {
+    SubscribeMissing(server);
+    if (server == holder_ && phase_ == Phase::kAsking) actions_->Ask(server, request_);
+    for (uint64_t i = 0; i < chunks_.size(); ++i) {
+      if (chunks_[i].primary == server && chunks_[i].pushed && !chunks_[i].answered) SendPush(i);
+    }
+    return;
+  }
   v1::Subscribe subscribe;
   subscribe.set_generation(generation);
   v1::Want* want = nullptr;
@@ -254,6 +282,7 @@ absl::Status RoundCore::OnCommit(const v1::ChunkHeader& header, std::shared_ptr<
                                                    " elements in encoding ", header.encoding(), "; expected ", elements,
                                                    " in F32"));
   }
+  if (async()) return OnAnswer(header, std::move(value));
   Chunk& chunk = chunks_[index];
   if (version < chunk.want) return absl::OkStatus();  // seen already
   if (version > chunk.want || version > round_ + 1) {
@@ -279,7 +308,7 @@ void RoundCore::OnInstalled(uint64_t generation, uint64_t chunk, uint64_t versio
   --installing_;
   if (generation == this->generation() && !chunks_.empty()) {
     chunks_[chunk].installed = static_cast<int64_t>(version);
-    ++(version == round_ ? at_current_ : at_next_);
+    ++((async() ? phase_ == Phase::kPulling : version == round_) ? at_current_ : at_next_);
   }
   Step();
 }
@@ -294,6 +323,9 @@ std::string RoundCore::Describe() const {
     case Phase::kStopping:
       return absl::StrCat(text, "stops what is under way (", busy_ ? "work" : "", busy_ && installing_ ? ", " : "",
                           installing_ ? absl::StrCat(installing_, " installs") : "", ")");
+    case Phase::kAsking:
+      return absl::StrCat(text, "waits for a lease of positions from ", servers_[holder_].node.name(),
+                          up_[holder_] ? "" : ", whose stream is down");
     case Phase::kEvaluating:
       return text + "evaluates";
     case Phase::kComputing:
@@ -309,11 +341,14 @@ std::string RoundCore::Describe() const {
   uint64_t lacking = 0;
   std::string first;
   for (uint64_t i = 0; i < chunks_.size(); ++i) {
-    if (chunks_[i].installed >= static_cast<int64_t>(missing)) continue;
+    if (async() ? chunks_[i].answered : chunks_[i].installed >= static_cast<int64_t>(missing)) continue;
     if (lacking++ > 0) continue;
     const ServerEnd& server = servers_[chunks_[i].tail];
     first = absl::StrCat("the first is chunk ", i, " from ", server.node.name(), " at ", server.address,
                          up_[chunks_[i].tail] ? "" : ", whose stream is down");
+  }
+  if (async()) {
+    return absl::StrCat(text, "waits for the answers of ", lacking, " of ", chunks_.size(), " chunks (", first, ")");
   }
   return absl::StrCat(text, "waits for ", lacking, " of ", chunks_.size(), " chunks at version ", missing, " (", first,
                       ")");

@@ -7,6 +7,13 @@
 //        -> commits of r+1 arrive, are put in place -> round r+1 ... until version `rounds`; then stay until the job
 //        ends.
 //
+// In async (round_core_async.cc) a lease of positions takes the place of the round:
+//
+//   plan -> newest version of every chunk pulled -> ask for a lease
+//        -> positions: compute, push as gradients become ready; each chunk's commit answers this rank alone -> ask
+//        again
+//        -> an evaluation: pull the newest of every chunk, evaluate -> ask again ... until the job ends.
+//
 // A commit of r+1 may replace a chunk's parameters as soon as this rank has issued its own push of that chunk for round
 // r (its backward is past them); until then the value is kept. Contributions are pushed again on every opening of a
 // stream until their commit is seen. A new generation drops everything of the open round and starts from plan.start,
@@ -56,12 +63,15 @@ class RoundActions {
   // or the generation ends, that is, until the next StartCompute.
   virtual void Push(size_t server, const v1::ChunkHeader& header) = 0;
   virtual void Report(size_t server, const v1::RoundReport& report) = 0;
+  // Async.
+  virtual void Ask(size_t server, const v1::LeaseRequest& request) = 0;
 
   // Put the value in place as `version` of the chunk, then OnInstalled with the same arguments, whatever happens in
   // between.
   virtual void Install(uint64_t generation, uint64_t chunk, uint64_t version,
                        std::shared_ptr<const CommitValue> value) = 0;
 
+  // In async the core's lease() says which positions, or which slice of the evaluation.
   // One piece of work at a time; each ends with exactly one of OnComputed, OnEvaluated, OnStopped.
   virtual void StartCompute(uint64_t generation, uint64_t round) = 0;
   virtual void StartEvaluation(uint64_t generation, uint64_t version) = 0;
@@ -75,12 +85,13 @@ struct WorkSum {
   double count = 0;
   double correct = 0;
   double seconds = 0;
+  double gradient_norm = 0;  // async with clipping: of the mean gradient
 };
 
 // Not thread-safe.
 class RoundCore {
  public:
-  enum class Phase { kIdle, kStopping, kPulling, kEvaluating, kComputing, kWaiting, kFinished, kEnded };
+  enum class Phase { kIdle, kStopping, kPulling, kAsking, kEvaluating, kComputing, kWaiting, kFinished, kEnded };
 
   RoundCore(const ProtocolRules& rules, RoundActions* actions);
 
@@ -93,6 +104,8 @@ class RoundCore {
   // OUT_OF_RANGE: outside the plan or of the protocol; nothing changed, the stream should be closed.
   absl::Status OnCommit(const v1::ChunkHeader& header, std::shared_ptr<const CommitValue> value);
   void OnInstalled(uint64_t generation, uint64_t chunk, uint64_t version);
+  // Async. Of another generation or request: dropped.
+  absl::Status OnLease(const v1::Lease& lease);
   // The round's samples of this replica hold `count` targets; before the first OnGradientReady. With 0 the empty
   // contributions leave at once and no gradient is expected.
   void OnBatch(uint64_t generation, uint64_t round, double count);
@@ -107,7 +120,9 @@ class RoundCore {
   // ------------------------------------------------------------------ state, for shells, tests and messages to people
   Phase phase() const { return phase_; }
   uint64_t generation() const { return layout_ ? layout_->generation() : 0; }  // of the newest plan
-  uint64_t round() const { return round_; }                                    // r: the open round
+  // r: the open round; in async the one that the lease lies in.
+  uint64_t round() const { return round_; }
+  const v1::Lease& lease() const { return lease_; }  // async: the one under way
   const std::shared_ptr<const Layout>& layout() const { return layout_; }
   uint32_t rank() const { return rank_; }
   const std::vector<ServerEnd>& servers() const { return servers_; }
@@ -123,7 +138,8 @@ class RoundCore {
     int64_t installed = -1;
     uint64_t want = 0;                        // lowest version not received yet
     uint64_t unready = 0;                     // elements of the gradient still to come
-    bool pushed = false;                      // own push for round_ was issued
+    bool pushed = false;                      // own push for round_ (async: of the lease) was issued
+    bool answered = false;                    // async: the subscribe or push of now was
     std::shared_ptr<const CommitValue> kept;  // version round_ + 1, received before `pushed`
   };
 
@@ -135,6 +151,16 @@ class RoundCore {
   void SendPush(uint64_t chunk);
   void Keep(v1::RoundReport::Kind kind, uint64_t round, const WorkSum& sum);
   void HandOut(uint64_t chunk, uint64_t version, std::shared_ptr<const CommitValue> value);
+  // ---- round_core_async.cc
+  bool async() const { return layout_->async(); }
+  bool clips() const { return layout_->plan().spec().optimizer().clip_norm() > 0; }
+  void Pull();  // the newest of every chunk
+  void SubscribeMissing(size_t server);
+  void AskForLease(const v1::RoundReport* report);
+  void BeginLease();
+  void EndLease();
+  absl::Status OnAnswer(const v1::ChunkHeader& header, std::shared_ptr<const CommitValue> value);
+  // ----
   // Whether the work that an event speaks of is the one that this generation wants.
   bool Current(uint64_t generation, uint64_t round, Phase phase) const;
 
@@ -157,6 +183,12 @@ class RoundCore {
   std::vector<bool> up_;  // [servers]
   uint32_t holder_ = 0;   // the verdict holder's index
   std::vector<Chunk> chunks_;
+  // Async.
+  v1::LeaseRequest request_;              // the last one
+  v1::Lease lease_;                       // its answer
+  v1::RoundReport answers_;               // what the commits said of the lease's contributions
+  WorkSum sum_;                           // of the lease's computing
+  float scale_ = 0;                       // of its contributions, by clipping; 0: not clipped
   std::vector<v1::RoundReport> reports_;  // of rounds >= round_ - 1: sent again on every opening of the holder's stream
 };
 

@@ -7,8 +7,8 @@
 
 namespace sluice {
 
-Range TrainPositions(const v1::TrainSpec& train, uint64_t round, uint32_t d, uint32_t replicas, uint32_t m) {
-  const Range slots = MicrobatchSlots(ReplicaSlots(train.batch(), d, replicas), m, std::max(train.microbatches(), 1u));
+Range TrainPositions(const v1::TrainSpec& train, uint64_t round, uint32_t d, uint32_t replicas) {
+  const Range slots = ReplicaSlots(train.batch(), d, replicas);
   const uint64_t first = round * train.batch();
   return {first + slots.begin, first + slots.end};
 }
@@ -49,8 +49,9 @@ absl::StatusOr<LossSum> TrainLoop::Train(const Work& work) {
   if (hooks_ != nullptr) hooks_->BeforeCompute(job_id_, work.generation, work.round);
   std::vector<Batch> microbatches;
   double count = 0;
-  for (uint32_t m = 0; m < std::max(spec_.train().microbatches(), 1u); ++m) {
-    const Range positions = TrainPositions(spec_.train(), work.round, work.replica, work.replicas, m);
+  const uint32_t parts = std::max(spec_.train().microbatches(), 1u);
+  for (uint32_t m = 0; m < parts; ++m) {
+    const Range positions = MicrobatchSlots(work.positions, m, parts);
     if (positions.size() == 0) continue;
     Batch batch = data_->Train(positions);
     if (batch.count == 0) continue;  // nothing to predict: adds nothing

@@ -32,8 +32,9 @@ struct Work {
   Kind kind = kEnd;
   uint64_t generation = 0;
   uint64_t round = 0;    // kTrain: the round; kEvaluate: the version
-  uint32_t replica = 0;  // d of `replicas`
+  uint32_t replica = 0;  // d of `replicas`; async, kEvaluate: the slice
   uint32_t replicas = 1;
+  Range positions;  // kTrain: of the data order, this replica's of the round, or (async) the lease
   const std::atomic<bool>* cancel = nullptr;
 };
 
@@ -76,8 +77,8 @@ class TrainLoop {
   WorkerHooks* const hooks_;
 };
 
-// Positions of the data order that microbatch m of replica d computes in round r. Pure.
-Range TrainPositions(const v1::TrainSpec& train, uint64_t round, uint32_t d, uint32_t replicas, uint32_t m);
+// Positions of the data order that replica d computes in round r. Pure.
+Range TrainPositions(const v1::TrainSpec& train, uint64_t round, uint32_t d, uint32_t replicas);
 // Held-out samples that one evaluation looks at, all replicas together. Pure.
 uint64_t EvaluationSamples(const v1::TrainSpec& train, uint64_t held_out);
 

@@ -1,10 +1,12 @@
 #include "worker/worker_job.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/log.h"
+#include "common/optimizer.h"
 #include "common/status_macros.h"
 
 namespace sluice {
@@ -28,6 +30,7 @@ WorkerJob::WorkerJob(const WorkerJobOptions& options, std::shared_ptr<const Layo
     : options_(options),
       id_(layout->plan().job_id()),
       chunk_elements_(layout->plan().chunk_elements()),
+      clips_alone_(layout->async() && layout->plan().spec().optimizer().clip_norm() > 0),
       core_(options.rules, this),
       layout_(std::move(layout)),
       rank_(rank),
@@ -173,8 +176,12 @@ void WorkerJob::Report(size_t server, const v1::RoundReport& report) {
   client_.Report(core_.generation(), server, report);
 }
 
+void WorkerJob::Ask(size_t server, const v1::LeaseRequest& request) {
+  client_.Ask(core_.generation(), server, request);
+}
+
 void WorkerJob::StartCompute(uint64_t generation, uint64_t round) {
-  client_.DropBefore(round);
+  if (!core_.layout()->async()) client_.DropBefore(round);
   SetWork(Work::kTrain, generation, round);
 }
 
@@ -190,7 +197,18 @@ void WorkerJob::SetWork(Work::Kind kind, uint64_t generation, uint64_t round) {
                .round = round,
                .replica = layout.plan().ranks(static_cast<int>(core_.rank())).data(),
                .replicas = layout.replicas(),
+               .positions = {},
                .cancel = &cancel_};
+  if (layout.async()) {
+    const v1::Lease& lease = core_.lease();
+    work_->positions = {lease.position(), lease.position() + lease.positions()};
+    if (kind == Work::kEvaluate) {
+      work_->replica = lease.slice();
+      work_->replicas = lease.slices();
+    }
+  } else if (kind == Work::kTrain) {
+    work_->positions = TrainPositions(layout.plan().spec().train(), round, work_->replica, work_->replicas);
+  }
 }
 
 void WorkerJob::CancelWork() { cancel_ = true; }
@@ -222,7 +240,8 @@ void WorkerJob::GradientReady(const Work& work, Range range) {
 }
 
 void WorkerJob::Done(const Work& work, const LossSum& sum, double seconds) {
-  const WorkSum done{.loss = sum.loss, .count = sum.count, .correct = sum.correct, .seconds = seconds};
+  WorkSum done{.loss = sum.loss, .count = sum.count, .correct = sum.correct, .seconds = seconds};
+  if (clips_alone_ && work.kind == Work::kTrain) done.gradient_norm = GradientNorm(sum.count);
   Deliver([&](RoundCore& core) {
     if (work.kind == Work::kTrain) {
       core.OnComputed(work.generation, work.round, done);
@@ -230,6 +249,12 @@ void WorkerJob::Done(const Work& work, const LossSum& sum, double seconds) {
       core.OnEvaluated(work.generation, work.round, done);
     }
   });
+  CallPushHooks(work);  // with clipping the pushes leave here
+}
+
+double WorkerJob::GradientNorm(double count) const {
+  if (count <= 0) return 0;
+  return std::sqrt(SumOfSquares(model_->gradients(), model_->space().size())) / count;
 }
 
 void WorkerJob::Stopped(const Work& work) {
@@ -266,6 +291,12 @@ absl::Status WorkerJob::OnCommits(uint64_t generation, size_t server, const Pars
       offset += bytes;
     }
   });
+  return status;
+}
+
+absl::Status WorkerJob::OnLease(uint64_t generation, size_t server, const v1::Lease& lease) {
+  absl::Status status;
+  Deliver([&](RoundCore& core) { status = core.OnLease(lease); });
   return status;
 }
 

@@ -90,6 +90,7 @@ class WorkerJob : private RoundActions, private Rounds, private PsClient::Events
   void Subscribe(size_t server, const v1::Subscribe& subscribe) override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Push(size_t server, const v1::ChunkHeader& header) override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Report(size_t server, const v1::RoundReport& report) override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Ask(size_t server, const v1::LeaseRequest& request) override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Install(uint64_t generation, uint64_t chunk, uint64_t version, std::shared_ptr<const CommitValue> value) override
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void StartCompute(uint64_t generation, uint64_t round) override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -108,14 +109,18 @@ class WorkerJob : private RoundActions, private Rounds, private PsClient::Events
   void OnStreamUp(uint64_t generation, size_t server) override;
   void OnStreamDown(uint64_t generation, size_t server, const absl::Status& status) override;
   absl::Status OnCommits(uint64_t generation, size_t server, const ParsedFrame& frame) override;
+  absl::Status OnLease(uint64_t generation, size_t server, const v1::Lease& lease) override;
   void OnUnreachable(uint64_t generation, size_t server, const absl::Status& status) override;
   void OnRefused(uint64_t generation, size_t server, const absl::Status& status) override;
 
+  // Async: of the mean gradient; only where the job clips by it.
+  double GradientNorm(double count) const;
   void CallPushHooks(const Work& work) ABSL_LOCKS_EXCLUDED(mutex_);
 
   const WorkerJobOptions options_;
   const std::string id_;
-  const uint64_t chunk_elements_;  // the same in every generation
+  const uint64_t chunk_elements_;  // the same in every generation, as
+  const bool clips_alone_;         // async with clipping: each contribution by its own norm
 
   // Set by the train thread before the core sees its first plan, constant until the client has stopped.
   std::shared_ptr<const Dataset> data_;

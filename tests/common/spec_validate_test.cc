@@ -89,9 +89,9 @@ TEST(SpecValidateTest, EveryRuleIsCheckedByName) {
       {"train.batch=4294967295", "train.batch: found 4294967295"},
       {"train.microbatches=0", "train.microbatches: found 0, allowed 1 to train.batch, 12"},
       {"train.microbatches=13", "train.microbatches: found 13, allowed 1 to train.batch, 12"},
-      {"train.mode=async", "train.mode: ASYNC is not supported by this version yet"},
+      {"train.mode=local", "train.mode: LOCAL is not supported by this version yet; set it to sync or async"},
+      {"train.staleness_scale=inverse", "train.staleness_scale: found INVERSE, which only train.mode async has"},
       {"train.mode=bounded_stale", "train.mode: BOUNDED_STALE is not supported by this version yet"},
-      {"train.mode=local", "train.mode: LOCAL is not supported by this version yet"},
       {"train.max_skipped_rounds=0", "train.max_skipped_rounds: found 0"},
       {"train.drop_slowest=1", "train.drop_slowest: 1 is not supported by this version yet; set it to 0"},
       {"optimizer={}", "optimizer: found no rule, expected one of sgd, adam, adamw"},
@@ -163,6 +163,30 @@ TEST(SpecValidateTest, ACheckpointsTableGoesOn) {
   TakeTableSchema(checkpoint, &spec);
   EXPECT_EQ(spec.data().csv().schema().labels(0), "a");
   EXPECT_EQ(spec.data().csv().schema().labels_size(), 1);
+}
+
+TEST(SpecValidateTest, AsyncRefusesWhatNeedsOneDecisionForAll) {
+  v1::JobSpec good = Parsed();
+  ASSERT_TRUE(SetSpecField(&good, "train.mode=async").ok());
+  FillDefaults(&good);
+  EXPECT_TRUE(ValidateJobSpec(good).ok()) << ValidateJobSpec(good);
+  EXPECT_EQ(good.train().nonfinite(), v1::TrainSpec::SKIP_CHUNK);
+  EXPECT_EQ(good.train().staleness_scale(), v1::TrainSpec::NONE);
+  EXPECT_FALSE(NeedsVerdict(good));
+  const struct {
+    const char* set;
+    const char* error;
+  } cases[] = {
+      {"train.nonfinite=skip_round", "train.nonfinite: found skip_round, which train.mode async does not have"},
+      {"train.drop_slowest=1", "train.drop_slowest: 1 is not supported"},
+      {"parallel.tensor=2", "parallel.tensor: found 2, allowed with train.mode async is 1"},
+      {"parallel.pipeline=4", "parallel.pipeline: found 4, allowed with train.mode async is 1"},
+  };
+  for (const auto& c : cases) {
+    v1::JobSpec spec = good;
+    ASSERT_TRUE(SetSpecField(&spec, c.set).ok()) << c.set;
+    EXPECT_THAT(std::string(ValidateJobSpec(spec).message()), HasSubstr(c.error)) << c.set;
+  }
 }
 
 TEST(SpecValidateTest, AllBrokenRulesAreReportedOneALine) {

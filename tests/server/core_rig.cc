@@ -74,7 +74,8 @@ class CoreRig::Server : public ShardActions {
     CHECK(version == d.version || version + 1 == d.version, "chunk {} version {} is not here", chunk, version);
     rig_->served.push_back({stream, chunk, version, version == d.version ? d.value : d.previous});
   }
-  void Snapshot(uint32_t shard, uint64_t chunk, uint64_t timeline, uint64_t version) override {
+  void Snapshot(uint32_t shard, uint64_t chunk, uint64_t timeline, uint64_t version, const v1::ChunkCut& cut) override {
+    if (core.layout()->async()) rig_->cuts[{chunk, version}] = cut;
     rig_->snapshots.emplace_back(shard, chunk, timeline, version);
   }
   void AbandonSnapshots() override { ++rig_->abandoned; }
@@ -96,6 +97,22 @@ class CoreRig::Server : public ShardActions {
           {absl::StrCat("verdict ", peer->number_), [p = peer.get(), notice] { p->core.OnVerdict(notice); }});
     }
   }
+  void ApplyContribution(StreamId stream, const v1::ChunkHeader& answer, const ContributionUpdate& update,
+                         ContributionRef value) override {
+    Data& d = rig_->data_.at(answer.chunk());
+    CHECK(update.version == d.version, "chunk {} at {}: an update of {}", answer.chunk(), d.version, update.version);
+    v1::ChunkHeader said = answer;
+    ++d.version;
+    if (value != nullptr) {
+      const double v = static_cast<const NumberContribution*>(value.get())->value;
+      said.set_nonfinite(!std::isfinite(v));
+      if (std::isfinite(v)) d.value += v * update.gradient_scale;
+    }
+    rig_->updates.push_back(update);
+    rig_->answers.emplace_back(stream, said);
+  }
+  void Answer(StreamId stream, const v1::ChunkHeader& answer) override { rig_->answers.emplace_back(stream, answer); }
+  void SendLease(StreamId stream, const v1::Lease& lease) override { rig_->leases.emplace_back(stream, lease); }
   void SendToScheduler(const v1::NodeMessage& message) override { rig_->to_scheduler.push_back(message); }
   void CloseStream(StreamId stream, const absl::Status& status) override {
     rig_->closed[{number_, stream}] = status;
@@ -112,8 +129,8 @@ CoreRig::~CoreRig() = default;
 
 ShardCore& CoreRig::core(uint32_t server) { return servers_.at(server)->core; }
 
-void CoreRig::Plan(const std::shared_ptr<const Layout>& layout) {
-  for (auto& server : servers_) server->core.OnPlan(layout);
+void CoreRig::Plan(const std::shared_ptr<const Layout>& layout, const std::vector<v1::ChunkCut>& cuts) {
+  for (auto& server : servers_) server->core.OnPlan(layout, cuts);
 }
 
 void CoreRig::Run() {
@@ -162,6 +179,39 @@ absl::Status CoreRig::Push(uint32_t server, uint64_t generation, uint64_t round,
   header.set_elements(layout == nullptr ? 2 : layout->table().range(chunk).size());
   return core(server).OnPush(Stream(generation, contributor), header, std::make_shared<NumberContribution>(value),
                              header.elements() * sizeof(float));
+}
+
+absl::Status CoreRig::Contribute(uint32_t server, uint64_t generation, uint32_t contributor, uint64_t chunk,
+                                 uint64_t position, uint64_t positions, uint64_t base, double value, double count,
+                                 float scale) {
+  if (!open_.contains({server, Stream(generation, contributor)})) {
+    RETURN_IF_ERROR(Hello(server, generation, contributor));
+  }
+  v1::ChunkHeader header;
+  header.set_chunk(chunk);
+  header.set_generation(generation);
+  header.set_round(base);
+  header.set_contributor(contributor);
+  header.set_count(count);
+  header.set_position(position);
+  header.set_positions(positions);
+  header.set_scale(scale);
+  header.set_elements(count == 0 ? 0 : core(server).layout()->table().range(chunk).size());
+  return core(server).OnPush(Stream(generation, contributor), header, std::make_shared<NumberContribution>(value),
+                             header.elements() * sizeof(float));
+}
+
+absl::Status CoreRig::Ask(uint32_t server, uint64_t generation, uint32_t contributor, uint64_t number,
+                          const std::optional<v1::RoundReport>& report) {
+  if (!open_.contains({server, Stream(generation, contributor)})) {
+    RETURN_IF_ERROR(Hello(server, generation, contributor));
+  }
+  v1::LeaseRequest request;
+  request.set_generation(generation);
+  request.set_contributor(contributor);
+  request.set_number(number);
+  if (report.has_value()) *request.mutable_report() = *report;
+  return core(server).OnLeaseRequest(Stream(generation, contributor), request);
 }
 
 absl::Status CoreRig::Empty(uint32_t server, uint64_t generation, uint64_t round, uint32_t contributor,

@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <tuple>
@@ -36,8 +37,8 @@ class CoreRig {
   ~CoreRig();
 
   ShardCore& core(uint32_t server);
-  // The plan goes to every server at once.
-  void Plan(const std::shared_ptr<const Layout>& layout);
+  // The plan goes to every server at once. Async: `cuts` of its checkpoint.
+  void Plan(const std::shared_ptr<const Layout>& layout, const std::vector<v1::ChunkCut>& cuts = {});
 
   // Runs what is queued (sums that come out, norms, verdicts), in order, until nothing is left.
   void Run();
@@ -52,6 +53,11 @@ class CoreRig {
   // Stream `contributor + 100 * generation`, opened on first use; the status of whichever call failed.
   absl::Status Push(uint32_t server, uint64_t generation, uint64_t round, uint32_t contributor, uint64_t chunk,
                     double value, double count = 2);
+  // Async: of the lease [position, position + positions), computed from version `base`.
+  absl::Status Contribute(uint32_t server, uint64_t generation, uint32_t contributor, uint64_t chunk, uint64_t position,
+                          uint64_t positions, uint64_t base, double value = 1, double count = 1, float scale = 0);
+  absl::Status Ask(uint32_t server, uint64_t generation, uint32_t contributor, uint64_t number,
+                   const std::optional<v1::RoundReport>& report = std::nullopt);
   absl::Status Empty(uint32_t server, uint64_t generation, uint64_t round, uint32_t contributor, uint64_t chunk);
   absl::Status Report(uint32_t server, uint64_t generation, uint64_t round, uint32_t contributor, double loss,
                       double count = 2, v1::RoundReport::Kind kind = v1::RoundReport::TRAIN);
@@ -65,6 +71,10 @@ class CoreRig {
   std::map<std::pair<uint32_t, StreamId>, absl::Status> closed;
   std::map<std::pair<uint32_t, StreamId>, uint64_t> acknowledged;
   std::vector<std::tuple<uint32_t, uint64_t, uint64_t, uint64_t>> snapshots;  // shard, chunk, timeline, version
+  std::vector<std::pair<StreamId, v1::ChunkHeader>> answers;                  // async
+  std::vector<std::pair<StreamId, v1::Lease>> leases;                         // async
+  std::map<std::pair<uint64_t, uint64_t>, v1::ChunkCut> cuts;                 // async: (chunk, version) of snapshots
+  std::vector<ContributionUpdate> updates;                                    // async
   std::vector<v1::Verdict> verdicts;                                          // one for each Apply
   int abandoned = 0;
 

@@ -43,7 +43,11 @@ v1::Plan ServerTestPlan::Proto() const {
   spec->mutable_data()->mutable_idx()->set_images("images");
   spec->mutable_data()->mutable_idx()->set_labels("labels");
   spec->mutable_train()->set_rounds(rounds);
-  spec->mutable_train()->set_batch(4);
+  spec->mutable_train()->set_batch(batch);
+  if (async) {
+    spec->mutable_train()->set_mode(v1::TrainSpec::ASYNC);
+    spec->mutable_train()->set_staleness_scale(staleness_scale);
+  }
   if (stream) spec->mutable_train()->set_nonfinite(v1::TrainSpec::SKIP_CHUNK);
   spec->mutable_checkpoint()->set_every_rounds(checkpoint_every);
   spec->mutable_optimizer()->mutable_sgd()->set_learning_rate(0.5);

@@ -26,6 +26,9 @@ struct ServerTestPlan {
   uint64_t start = 0;
   uint64_t hidden = 0;
   bool stream = false;
+  bool async = false;  // with `stream`
+  v1::TrainSpec::StalenessScale staleness_scale = v1::TrainSpec::NONE;
+  uint32_t batch = 4;
   double clip_norm = 0;
   std::optional<v1::Verdict> verdict = {};
   std::optional<v1::CheckpointRef> checkpoint = {};

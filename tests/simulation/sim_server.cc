@@ -27,7 +27,13 @@ void SimServer::OnSchedulerMessage(const v1::SchedulerMessage& message) {
   } else if (message.has_plan()) {
     absl::StatusOr<std::shared_ptr<const Layout>> layout = Layout::Make(message.plan());
     if (!layout.ok()) cluster_->Fail(layout.status().ToString());
-    core_.OnPlan(*layout);
+    std::vector<v1::ChunkCut> cuts;
+    if (const v1::Plan& plan = (*layout)->plan(); plan.has_checkpoint()) {
+      for (const auto& [chunk, cut] :
+           cluster_->storage[{plan.checkpoint().timeline(), plan.checkpoint().version()}].cuts)
+        cuts.push_back(cut);
+    }
+    core_.OnPlan(*layout, cuts);
     OpenHolderLink();
   } else if (message.has_fence()) {
     core_.OnFence(message.fence().generation());
@@ -53,8 +59,9 @@ v1::Register SimServer::MakeRegister() const {
 
 // ------------------------------------------------------------------------------------------------------ streams
 
-void SimServer::AddStream(StreamId id, const v1::StreamHello& hello, std::shared_ptr<Link> link, CommitSink commit) {
-  streams_[id] = {link, std::move(commit)};
+void SimServer::AddStream(StreamId id, const v1::StreamHello& hello, std::shared_ptr<Link> link, CommitSink commit,
+                          LeaseSink lease) {
+  streams_[id] = {link, std::move(commit), std::move(lease)};
   link->on_b_closed = [self = shared_from_this(), id] {
     self->streams_.erase(id);
     self->core_.OnStreamClosed(id);
@@ -88,6 +95,10 @@ void SimServer::OnReport(StreamId id, const v1::RoundReport& report) {
   if (streams_.contains(id)) Handled(id, core_.OnReport(id, report));
 }
 
+void SimServer::OnLeaseRequest(StreamId id, const v1::LeaseRequest& request) {
+  if (streams_.contains(id)) Handled(id, core_.OnLeaseRequest(id, request));
+}
+
 void SimServer::CloseStream(StreamId id, const absl::Status&) {
   auto it = streams_.find(id);
   if (it == streams_.end()) return;
@@ -107,13 +118,17 @@ void SimServer::OnLane(uint64_t chunk, std::function<void(Data*)> work) {
 
 void SimServer::LoadChunk(const std::shared_ptr<const Layout>& layout, uint64_t chunk, uint64_t version) {
   const v1::Plan& plan = layout->plan();
-  uint64_t value = InitialValue(chunk);
+  const bool async = layout->async();
+  uint64_t value = async ? 0 : InitialValue(chunk);
+  PositionSet seen;
   if (plan.has_checkpoint()) {
     const SimCheckpoint& c = cluster_->storage[{plan.checkpoint().timeline(), plan.checkpoint().version()}];
     if (!c.published) cluster_->Fail("a plan names a checkpoint that was not published");
     value = c.values.at(chunk);
+    if (async) seen = c.seen.at(chunk);
   }
-  OnLane(chunk, [version, value](Data* d) {
+  OnLane(chunk, [version, value, seen](Data* d) {
+    d->seen = seen;
     d->version = version;
     d->value = value;
     d->has_previous = false;
@@ -203,11 +218,42 @@ void SimServer::Serve(StreamId stream, uint64_t chunk, uint64_t version) {
   });
 }
 
-void SimServer::Snapshot(uint32_t shard, uint64_t chunk, uint64_t timeline, uint64_t version) {
-  OnLane(chunk, [this, shard, chunk, timeline, version](Data* d) {
+void SimServer::ApplyContribution(StreamId stream, const v1::ChunkHeader& answer, const ContributionUpdate& update,
+                                  ContributionRef value) {
+  OnLane(answer.chunk(), [this, answer, value](Data* d) {
+    const Range lease{answer.position(), answer.position() + answer.positions()};
+    if (d->seen.Overlaps(lease)) {
+      cluster_->Fail(absl::StrCat("chunk ", answer.chunk(), ": positions from ", lease.begin, " were applied twice"));
+    }
+    d->seen.Add(lease);
+    ++d->version;
+    if (value != nullptr && static_cast<const HashContribution*>(value.get())->finite) ++d->value;
+  });
+  Answer(stream, answer);
+  if (update.version + 1 != answer.round()) cluster_->Fail("an update does not make the version that is answered");
+}
+
+void SimServer::Answer(StreamId stream, const v1::ChunkHeader& answer) {
+  OnLane(answer.chunk(), [this, stream, answer](Data* d) {
+    if (d->version != answer.round())
+      cluster_->Fail(absl::StrCat("chunk ", answer.chunk(), ": another version answers"));
+    if (auto it = streams_.find(stream); it != streams_.end()) it->second.commit(answer, d->value);
+  });
+}
+
+void SimServer::SendLease(StreamId stream, const v1::Lease& lease) {
+  if (auto it = streams_.find(stream); it != streams_.end()) it->second.lease(lease);
+}
+
+void SimServer::Snapshot(uint32_t shard, uint64_t chunk, uint64_t timeline, uint64_t version, const v1::ChunkCut& cut) {
+  OnLane(chunk, [this, shard, chunk, timeline, version, cut](Data* d) {
     const auto key = std::make_pair(shard, std::make_pair(timeline, version));
     OpenSnapshot& open = snapshots_[key];
     open.values[chunk] = d->value;
+    if (core_.layout()->async()) {
+      open.seen[chunk] = d->seen;
+      open.cuts[chunk] = cut;
+    }
     if (open.values.size() < core_.layout()->table().chunks_of(shard)) return;
     v1::NodeMessage message;
     v1::SnapshotDone* done = message.mutable_snapshot_done();
@@ -217,7 +263,10 @@ void SimServer::Snapshot(uint32_t shard, uint64_t chunk, uint64_t timeline, uint
     done->set_shard(shard);
     done->mutable_file()->set_shard(shard);
     done->mutable_file()->set_name(absl::StrCat("shard-", shard));
-    for (const auto& [c, value] : open.values) cluster_->storage[{timeline, version}].values[c] = value;
+    SimCheckpoint& stored = cluster_->storage[{timeline, version}];
+    for (const auto& [c, value] : open.values) stored.values[c] = value;
+    for (const auto& [c, seen] : open.seen) stored.seen[c] = seen;
+    for (const auto& [c, held] : open.cuts) stored.cuts[c] = held;
     snapshots_.erase(key);
     cluster_->world.After(cluster_->world.Delay(), life_, [self = shared_from_this(), message] {
       self->done_.push_back(message);

@@ -18,6 +18,9 @@ struct HashContribution : Contribution {
   bool finite;
 };
 
+// In an async job a chunk's value counts the contributions that changed it, and `seen` says which leases those (and the
+// empty and refused ones) were: kept by the data, not by the core.
+
 class SimServer : public ShardActions, public std::enable_shared_from_this<SimServer> {
  public:
   SimServer(Cluster* cluster, v1::NodeId id, LifeRef life);
@@ -29,25 +32,28 @@ class SimServer : public ShardActions, public std::enable_shared_from_this<SimSe
 
   // A worker's stream arrives; `commit` carries values back, `close` ends it at the worker.
   using CommitSink = std::function<void(const v1::ChunkHeader&, uint64_t value)>;
-  void AddStream(StreamId id, const v1::StreamHello& hello, std::shared_ptr<Link> link, CommitSink commit);
+  using LeaseSink = std::function<void(const v1::Lease&)>;
+  void AddStream(StreamId id, const v1::StreamHello& hello, std::shared_ptr<Link> link, CommitSink commit,
+                 LeaseSink lease);
   void OnPush(StreamId id, const v1::ChunkHeader& header, uint64_t hash, bool finite);
   void OnSubscribe(StreamId id, const v1::Subscribe& subscribe);
   void OnReport(StreamId id, const v1::RoundReport& report);
+  void OnLeaseRequest(StreamId id, const v1::LeaseRequest& request);
 
  private:
   struct Data {
     uint64_t version = 0, value = 0, previous = 0;
     bool has_previous = false;
+    PositionSet seen;                          // async
     std::map<uint32_t, HashContribution> sum;  // by contributor; absent ones left out
     absl::Time busy_until = absl::InfinitePast();
   };
   struct OpenStream {
     std::shared_ptr<Link> link;
     CommitSink commit;
+    LeaseSink lease;
   };
-  struct OpenSnapshot {
-    std::map<uint64_t, uint64_t> values;
-  };
+  using OpenSnapshot = SimCheckpoint;
 
   void LoadChunk(const std::shared_ptr<const Layout>& layout, uint64_t chunk, uint64_t version) override;
   void DropChunk(uint64_t chunk) override;
@@ -57,11 +63,15 @@ class SimServer : public ShardActions, public std::enable_shared_from_this<SimSe
   void Apply(uint64_t chunk, const v1::Verdict& verdict, bool skip_nonfinite) override;
   void DropPrevious(uint64_t chunk) override;
   void Serve(StreamId stream, uint64_t chunk, uint64_t version) override;
-  void Snapshot(uint32_t shard, uint64_t chunk, uint64_t timeline, uint64_t version) override;
+  void Snapshot(uint32_t shard, uint64_t chunk, uint64_t timeline, uint64_t version, const v1::ChunkCut& cut) override;
   void AbandonSnapshots() override { snapshots_.clear(); }
   void SendNorm(const v1::Member& holder, const v1::NormReport& report) override;
   void SendVerdict(const v1::NodeId& primary, const v1::VerdictNotice& notice) override;
   void SendToScheduler(const v1::NodeMessage& message) override;
+  void ApplyContribution(StreamId stream, const v1::ChunkHeader& answer, const ContributionUpdate& update,
+                         ContributionRef value) override;
+  void Answer(StreamId stream, const v1::ChunkHeader& answer) override;
+  void SendLease(StreamId stream, const v1::Lease& lease) override;
   void CloseStream(StreamId stream, const absl::Status& status) override;
   void Acknowledge(StreamId stream, uint64_t bytes) override {}
 

@@ -84,8 +84,14 @@ void SimWorker::OpenStream(uint64_t generation, size_t index) {
         if (!status.ok()) self->cluster_->Fail(absl::StrCat(self->id_.name(), ": ", status.ToString()));
       });
     };
-    link->ToB([server = node->as_server, id = stream.id, hello, link, commit] {
-      server->AddStream(id, hello, link, commit);
+    SimServer::LeaseSink lease = [self, link](const v1::Lease& lease) {
+      link->ToA([self, lease] {
+        absl::Status status = self->core_->OnLease(lease);
+        if (!status.ok()) self->cluster_->Fail(absl::StrCat(self->id_.name(), ": ", status.ToString()));
+      });
+    };
+    link->ToB([server = node->as_server, id = stream.id, hello, link, commit, lease] {
+      server->AddStream(id, hello, link, commit, lease);
     });
     self->core_->OnStreamUp(generation, index);
   });
@@ -109,10 +115,18 @@ void SimWorker::Report(size_t index, const v1::RoundReport& report) {
   s.link->ToB([server = s.server->as_server, id = s.id, report] { server->OnReport(id, report); });
 }
 
+void SimWorker::Ask(size_t index, const v1::LeaseRequest& request) {
+  const Stream& s = streams_[index];
+  auto send = [server = s.server->as_server, id = s.id, request] { server->OnLeaseRequest(id, request); };
+  s.link->ToB(send);
+  if (cluster_->world.Chance(.1)) s.link->ToB(send);
+}
+
 void SimWorker::Push(size_t index, const v1::ChunkHeader& header) {
   const Stream& s = streams_[index];
   const uint64_t hash = Mix(gradient_hash_, header.chunk(), core_->rank());
-  const bool finite = !cluster_->config.nonfinite.contains({header.round(), core_->rank()});
+  const bool finite = cluster_->async() ? cluster_->LeaseFinite(header.position())
+                                        : !cluster_->config.nonfinite.contains({header.round(), core_->rank()});
   auto send = [server = s.server->as_server, id = s.id, header, hash, finite] {
     server->OnPush(id, header, hash, finite);
   };
@@ -138,6 +152,7 @@ void SimWorker::Install(uint64_t generation, uint64_t chunk, uint64_t version,
 }
 
 double SimWorker::Count(uint64_t round) const {
+  if (cluster_->async()) return cluster_->LeaseCount(core_->lease().position());
   // Ragged: some ranks have nothing in some rounds.
   if (layout_->contributors() > 1 && Mix(round, core_->rank(), 5) % 7 == 0) return 0;
   return 1 + static_cast<double>(Mix(round, core_->rank(), 6) % 5);
@@ -154,7 +169,12 @@ void SimWorker::Begin(uint64_t generation, uint64_t round, bool evaluation) {
   work_->evaluation = evaluation;
   uint64_t hash = Mix(round, 3);
   for (uint64_t c = 0; c < layout_->table().chunks(); ++c) {
-    if (parameters_[c].first != round) {
+    if (cluster_->async()) {
+      work_->bases.push_back(parameters_[c].first);
+      if (evaluation && round == layout_->rounds() && parameters_[c].second != cluster_->ExpectedCount()) {
+        cluster_->Fail(absl::StrCat(id_.name(), " evaluates chunk ", c, " before its last contribution"));
+      }
+    } else if (parameters_[c].first != round) {
       cluster_->Fail(
           absl::StrCat(id_.name(), " starts on version ", round, " with chunk ", c, " at ", parameters_[c].first));
     }
@@ -187,7 +207,7 @@ void SimWorker::Continue(const std::shared_ptr<Work>& work) {
     const uint64_t chunk = work->order.back();
     work->order.pop_back();
     // The backward still reads the chunk's parameters until its gradient is ready.
-    if (parameters_[chunk].first != work->round) {
+    if (parameters_[chunk].first != (cluster_->async() ? work->bases[chunk] : work->round)) {
       cluster_->Fail(absl::StrCat(id_.name(), ": chunk ", chunk, " was replaced by version ", parameters_[chunk].first,
                                   " while round ", work->round, " still read it"));
     }

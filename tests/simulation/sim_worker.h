@@ -37,6 +37,7 @@ class SimWorker : public RoundActions, public std::enable_shared_from_this<SimWo
     bool evaluation = false, cancelled = false;
     uint64_t hash = 0;            // of all parameters used
     std::vector<uint64_t> order;  // chunks whose gradients are still to come
+    std::vector<uint64_t> bases;  // async: versions computed from, by chunk
   };
 
   void OpenStreams(const std::shared_ptr<const Layout>& layout, const std::vector<ServerEnd>& servers) override;
@@ -44,6 +45,7 @@ class SimWorker : public RoundActions, public std::enable_shared_from_this<SimWo
   void Subscribe(size_t server, const v1::Subscribe& subscribe) override;
   void Push(size_t server, const v1::ChunkHeader& header) override;
   void Report(size_t server, const v1::RoundReport& report) override;
+  void Ask(size_t server, const v1::LeaseRequest& request) override;
   void Install(uint64_t generation, uint64_t chunk, uint64_t version,
                std::shared_ptr<const CommitValue> value) override;
   void StartCompute(uint64_t generation, uint64_t round) override;

@@ -1,6 +1,7 @@
 // Explores seeds of the simulation, or replays one:
 //   simulate [--first N] [--seeds N] [--off RULE]      exit 1 when a seed fails; the first failing seeds are printed
 //   simulate --seed N [--off RULE] [--trace]
+// With --async: jobs of train.mode async.
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -19,7 +20,7 @@ namespace {
 
 int Usage() {
   std::fprintf(stderr,
-               "usage: simulate [--first N] [--seeds N] [--seed N] [--trace] [--off RULE]\n"
+               "usage: simulate [--first N] [--seeds N] [--seed N] [--trace] [--off RULE] [--async]\n"
                "rules: fencing, dedup, kept_version, persist_first, verdict_carried\n");
   return 2;
 }
@@ -30,7 +31,7 @@ int main(int argc, char** argv) {
   using namespace sluice;
   spdlog::set_level(spdlog::level::off);
   uint64_t first = 0, seeds = 1000, seed = 0;
-  bool one = false, trace = false;
+  bool one = false, trace = false, async = false;
   ProtocolRules rules;
   std::map<std::string, bool*> names = {{"fencing", &rules.fencing},
                                         {"dedup", &rules.dedup},
@@ -41,6 +42,10 @@ int main(int argc, char** argv) {
     const std::string flag = argv[i];
     if (flag == "--trace") {
       trace = true;
+      continue;
+    }
+    if (flag == "--async") {
+      async = true;
       continue;
     }
     if (i + 1 == argc) return Usage();
@@ -59,7 +64,7 @@ int main(int argc, char** argv) {
     }
   }
   if (one) {
-    const SimResult r = RunSeed(seed, rules, trace);
+    const SimResult r = RunSeed(seed, rules, trace, async);
     std::printf("seed %lu: %s (%lu events, %d faults, %d generations, %d rewinds)\n", seed,
                 r.failure.empty() ? "ok" : r.failure.c_str(), r.events, r.faults, r.generations, r.rewinds);
     return r.failure.empty() ? 0 : 1;
@@ -72,7 +77,7 @@ int main(int argc, char** argv) {
   for (unsigned t = 0; t < std::max(1u, std::thread::hardware_concurrency()); ++t) {
     threads.emplace_back([&] {
       for (uint64_t s; (s = next++) < first + seeds;) {
-        const SimResult r = RunSeed(s, rules, false);
+        const SimResult r = RunSeed(s, rules, false, async);
         events += r.events;
         faults += r.faults;
         generations += r.generations;

@@ -49,6 +49,20 @@ SimConfig SimConfig::Draw(uint64_t seed) {
   return c;
 }
 
+SimConfig SimConfig::DrawAsync(uint64_t seed) {
+  SimConfig c = Draw(seed);
+  v1::TrainSpec& train = *c.spec.mutable_train();
+  train.set_mode(v1::TrainSpec::ASYNC);
+  train.set_nonfinite(v1::TrainSpec::SKIP_CHUNK);
+  train.set_batch(static_cast<uint32_t>(1 + Mix(seed, 77) % 9));
+  c.spec.mutable_optimizer()->set_clip_norm(Mix(seed, 78) % 3 == 0 ? .5 : 0);
+  FillDefaults(&c.spec);
+  std::set<std::pair<uint64_t, uint32_t>> nonfinite;
+  for (const auto& [round, contributor] : c.nonfinite) nonfinite.insert({round, std::min(contributor, 1u)});
+  c.nonfinite = nonfinite;
+  return c;
+}
+
 Cluster::Cluster(const SimConfig& config, const ProtocolRules& rules, const SimResult* reference, bool trace)
     : world(reference == nullptr ? config.seed ^ 0x5EED : config.seed, trace),
       config(config),
@@ -306,7 +320,41 @@ void Cluster::SawInstalled(uint64_t generation, uint64_t chunk, uint64_t version
   (void)value;
 }
 
+bool Cluster::LeaseFinite(uint64_t position) const {
+  const uint64_t batch = config.spec.train().batch();
+  return !config.nonfinite.contains({position / batch, position % batch == 0 ? 0 : 1});
+}
+
+uint64_t Cluster::ExpectedCount() const {
+  const uint64_t batch = config.spec.train().batch();
+  uint64_t count = 0;
+  for (uint64_t r = 0; r < config.spec.train().rounds(); ++r) {
+    for (uint32_t d = 0; d < config.replicas; ++d) {
+      const Range part = ReplicaSlots(batch, d, config.replicas);
+      const uint64_t position = r * batch + part.begin;
+      count += part.size() > 0 && LeaseFinite(position) && LeaseCount(position) > 0;
+    }
+  }
+  return count;
+}
+
+void Cluster::CheckCounts() {
+  const uint64_t rounds = config.spec.train().rounds();
+  for (auto at = storage.rbegin(); at != storage.rend(); ++at) {
+    if (at->first.second != rounds || !at->second.published) continue;
+    for (const auto& [chunk, value] : at->second.values) {
+      const PositionSet all(Range{0, rounds * config.spec.train().batch()});
+      if (!(at->second.seen.at(chunk) == all)) Fail(absl::StrCat("chunk ", chunk, " has not seen every position"));
+      if (value == ExpectedCount()) continue;
+      Fail(absl::StrCat("chunk ", chunk, " counts ", value, " contributions, expected ", ExpectedCount()));
+    }
+    return;
+  }
+  Fail("ended without a checkpoint of its last version");
+}
+
 void Cluster::CheckVersions() {
+  if (async()) return;
   uint64_t low = UINT64_MAX, high = 0;
   for (auto& [name, node] : nodes) {
     if (!node.server || !node.life->up) continue;
@@ -326,6 +374,15 @@ void Cluster::CheckCheckpoint(const v1::CheckpointManifest& manifest, const SimC
     auto it = checkpoint.values.find(c);
     if (it == checkpoint.values.end())
       Fail(absl::StrCat("checkpoint of version ", manifest.version(), " lacks chunk ", c));
+    if (async()) {
+      // The ledger of the chunk and its value are of one instant.
+      const PositionSet& seen = checkpoint.seen.at(c);
+      if (!(AppliedOf(checkpoint.cuts.at(c)) == seen) ||
+          seen.size() / config.spec.train().batch() != manifest.version()) {
+        Fail(absl::StrCat("checkpoint of version ", manifest.version(), ": chunk ", c, " and its ledger differ"));
+      }
+      continue;
+    }
     auto applied = result.values.find({c, manifest.version()});
     if (applied == result.values.end() || applied->second != it->second) Fail("a checkpoint is not a cut of the run");
   }
@@ -353,7 +410,9 @@ SimResult Cluster::Run() {
       }
     }
     if (scheduler->state() != v1::SUCCEEDED) Fail("the job failed: " + scheduler->message());
-    if (reference != nullptr) {
+    if (async()) {
+      CheckCounts();
+    } else if (reference != nullptr) {
       for (const auto& [key, value] : reference->values) {
         if (key.second == config.spec.train().rounds() && result.values.count(key) == 0)
           Fail("ended without its last version");
@@ -371,8 +430,8 @@ SimResult RunSimulation(const SimConfig& config, const ProtocolRules& rules, con
   return Cluster(config, rules, reference, trace).Run();
 }
 
-SimResult RunSeed(uint64_t seed, const ProtocolRules& rules, bool trace) {
-  const SimConfig config = SimConfig::Draw(seed);
+SimResult RunSeed(uint64_t seed, const ProtocolRules& rules, bool trace, bool async) {
+  const SimConfig config = async ? SimConfig::DrawAsync(seed) : SimConfig::Draw(seed);
   SimResult undisturbed = RunSimulation(config, ProtocolRules(), nullptr, false);
   if (!undisturbed.failure.empty()) {
     undisturbed.failure = "undisturbed: " + undisturbed.failure;

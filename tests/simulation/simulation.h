@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "common/layout.h"
+#include "common/position_set.h"
 #include "common/protocol_rules.h"
 #include "sluice/v1/checkpoint.pb.h"
 #include "sluice/v1/scheduler.pb.h"
@@ -33,6 +34,8 @@ struct SimConfig {
   std::set<std::pair<uint64_t, uint32_t>> nonfinite;  // (round, contributor)
 
   static SimConfig Draw(uint64_t seed);
+  // The same cluster with train.mode async: `nonfinite` then names (round, 0: the round's first lease, 1: the others).
+  static SimConfig DrawAsync(uint64_t seed);
 };
 
 struct SimResult {
@@ -45,15 +48,18 @@ struct SimResult {
 // `reference`: values of the undisturbed run, or null where this is it (no faults are made then).
 SimResult RunSimulation(const SimConfig& config, const ProtocolRules& rules, const SimResult* reference, bool trace);
 
-// Undisturbed, then disturbed, compared.
-SimResult RunSeed(uint64_t seed, const ProtocolRules& rules, bool trace);
+// Undisturbed, then disturbed, compared. In async the bits differ from run to run; there every value counts what was
+// applied to it, and must come to the number of leases whatever died.
+SimResult RunSeed(uint64_t seed, const ProtocolRules& rules, bool trace, bool async = false);
 
 class SimServer;
 class SimWorker;
 class SimScheduler;
 
 struct SimCheckpoint {
-  std::map<uint64_t, uint64_t> values;  // chunk -> hash
+  std::map<uint64_t, uint64_t> values;    // chunk -> hash
+  std::map<uint64_t, PositionSet> seen;   // async: by chunk, as the data has it
+  std::map<uint64_t, v1::ChunkCut> cuts;  // async: by chunk, as the core says it
   bool published = false;
 };
 
@@ -102,6 +108,12 @@ class Cluster {
   void SawPlan(const v1::Plan& plan);
   void SawInstalled(uint64_t generation, uint64_t chunk, uint64_t version, uint64_t value);
   void CheckVersions();
+  // Async: targets of the lease that begins at this position, and whether its gradient is finite.
+  bool async() const { return config.spec.train().mode() == v1::TrainSpec::ASYNC; }
+  double LeaseCount(uint64_t position) const { return Mix(position, 5) % 7 == 0 ? 0 : 1 + Mix(position, 6) % 5; }
+  bool LeaseFinite(uint64_t position) const;
+  // What every chunk's value comes to: leases that are neither empty nor refused.
+  uint64_t ExpectedCount() const;
   void CheckCheckpoint(const v1::CheckpointManifest& manifest, const SimCheckpoint& checkpoint);
   [[noreturn]] void Fail(const std::string& what);
 
@@ -113,6 +125,7 @@ class Cluster {
   void PlanFaults();
   void Fault();
   std::vector<std::string> Live(bool servers) const;
+  void CheckCounts();
 
   std::map<uint64_t, uint64_t> plan_hashes_;                       // generation -> hash
   std::map<std::pair<uint64_t, uint64_t>, std::string> verdicts_;  // (timeline, round)

@@ -24,16 +24,29 @@ TEST_F(Simulation, SeedsPass) {
   EXPECT_GT(generations, 200);
 }
 
+TEST_F(Simulation, AsyncSeedsPass) {
+  int rewinds = 0, generations = 0;
+  for (uint64_t seed = 0; seed < 300; ++seed) {
+    const SimResult r = RunSeed(seed, ProtocolRules(), false, /*async=*/true);
+    EXPECT_EQ(r.failure, "") << "replay: simulate --async --seed " << seed << " --trace";
+    rewinds += r.rewinds;
+    generations += r.generations;
+  }
+  EXPECT_GT(rewinds, 10);
+  EXPECT_GT(generations, 400);
+}
+
 // What each rule is for: without it some seeds fail.
-void ExpectSeedsFail(const ProtocolRules& rules) {
+void ExpectSeedsFail(const ProtocolRules& rules, bool async = false) {
   for (uint64_t seed = 0; seed < 2000; ++seed) {
-    if (!RunSeed(seed, rules, false).failure.empty()) return;
+    if (!RunSeed(seed, rules, false, async).failure.empty()) return;
   }
   ADD_FAILURE() << "no seed failed";
 }
 
 TEST_F(Simulation, Fencing) { ExpectSeedsFail({.fencing = false}); }
 TEST_F(Simulation, Dedup) { ExpectSeedsFail({.dedup = false}); }
+TEST_F(Simulation, AsyncDedup) { ExpectSeedsFail({.dedup = false}, /*async=*/true); }
 TEST_F(Simulation, KeptVersion) { ExpectSeedsFail({.kept_version = false}); }
 TEST_F(Simulation, PersistFirst) { ExpectSeedsFail({.persist_first = false}); }
 TEST_F(Simulation, VerdictCarried) { ExpectSeedsFail({.verdict_carried = false}); }

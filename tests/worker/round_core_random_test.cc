@@ -156,6 +156,7 @@ class Cluster {
         if (report.kind() == v1::RoundReport::EVALUATION) cluster->reports_.insert({report.round(), index});
       });
     }
+    void Ask(size_t, const v1::LeaseRequest&) override { cluster->wrong_ = "a lease is asked for in sync"; }
     void Install(uint64_t generation, uint64_t chunk, uint64_t version,
                  std::shared_ptr<const CommitValue> value) override {
       cluster->At(cluster->Draw(0, cluster->Draw(0, 5) ? 8 : 80), [this, generation, chunk, version, value] {

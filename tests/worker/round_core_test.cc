@@ -41,6 +41,7 @@ class Recorder : public RoundActions {
     Say(report.kind() == v1::RoundReport::TRAIN ? "train" : "evaluation", " report s", server, " r", report.round(),
         " g", report.generation(), " loss ", report.loss_sum());
   }
+  void Ask(size_t server, const v1::LeaseRequest& request) override { Say("ask s", server, " ", request.number()); }
   void Install(uint64_t generation, uint64_t chunk, uint64_t version,
                std::shared_ptr<const CommitValue> value) override {
     Say("install g", generation, " c", chunk, " v", version);

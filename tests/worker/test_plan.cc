@@ -34,7 +34,7 @@ std::shared_ptr<const Layout> TestPlan::Make() const {
     rank->set_data(d);
     *rank->mutable_node() = TestNode("worker", d);
   }
-  plan.set_discipline(v1::Plan::VERDICT);
+  plan.set_discipline(async ? v1::Plan::STREAM : v1::Plan::VERDICT);
   v1::JobSpec* spec = plan.mutable_spec();
   spec->mutable_model()->mutable_mlp()->set_inputs(3);
   if (hidden > 0) spec->mutable_model()->mutable_mlp()->add_hidden(hidden);
@@ -47,6 +47,8 @@ std::shared_ptr<const Layout> TestPlan::Make() const {
   spec->mutable_train()->set_eval_every(eval_every);
   spec->mutable_optimizer()->mutable_sgd()->set_learning_rate(0.1);
   spec->mutable_parallel()->set_data(replicas);
+  if (async) spec->mutable_train()->set_mode(v1::TrainSpec::ASYNC);
+  spec->mutable_optimizer()->set_clip_norm(clip_norm);
   FillDefaults(spec);
   plan.set_hash(PlanHash(plan));
   absl::StatusOr<std::shared_ptr<const Layout>> layout = Layout::Make(plan);

@@ -22,6 +22,8 @@ struct TestPlan {
   uint64_t start = 0;
   uint32_t batch = 4;
   uint32_t microbatches = 1;
+  bool async = false;
+  double clip_norm = 0;
   uint64_t hidden = 0;  // width of a hidden layer, if not 0: more parameters
 
   // Ranks are worker-0, ... (incarnation 1).

@@ -160,8 +160,12 @@ class TrainLoopTest : public ::testing::Test {
     return TrainLoop("job-1", spec, &data_, model_.get(), &rounds_, &clock_, nullptr).Run();
   }
   void Add(Work::Kind kind, uint64_t round, uint32_t replica, uint32_t replicas) {
-    rounds_.works_.push_back(
-        {.kind = kind, .round = round, .replica = replica, .replicas = replicas, .cancel = &cancel_});
+    rounds_.works_.push_back({.kind = kind,
+                              .round = round,
+                              .replica = replica,
+                              .replicas = replicas,
+                              .positions = TrainPositions(layout_->plan().spec().train(), round, replica, replicas),
+                              .cancel = &cancel_});
   }
 
   std::shared_ptr<const Layout> layout_;
@@ -238,7 +242,7 @@ TEST(TrainPositionsTest, EveryPositionOfARoundIsComputedOnce) {
         uint64_t next = 3 * batch;
         for (uint32_t d = 0; d < replicas; ++d) {
           for (uint32_t m = 0; m < microbatches; ++m) {
-            const Range positions = TrainPositions(train, 3, d, replicas, m);
+            const Range positions = MicrobatchSlots(TrainPositions(train, 3, d, replicas), m, microbatches);
             EXPECT_EQ(positions.begin, next);
             next = positions.end;
           }

@@ -1,0 +1,293 @@
+// Async jobs in a whole cluster in one process: as good as sync, every contribution applied exactly once whatever dies,
+// checkpoints that go on, faults named.
+//
+// The counting model: black images and a first job that learns, at an enormous rate, that all are of class 0; then a
+// second one, from those parameters, in which all are of class 1. Its gradients are 1 and -1 in the two biases,
+// exactly, however far they move, so SGD moves each by the learning rate for every contribution: the biases count.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/checkpoint.h"
+#include "common/job_spec.h"
+#include "tests/cluster/in_process_cluster.h"
+
+namespace sluice {
+namespace {
+
+using ::testing::HasSubstr;
+
+namespace fs = std::filesystem;
+
+constexpr double kRate = 1.0 / 1024;
+
+void WriteBig(std::ofstream& out, uint32_t value) {
+  for (int shift = 24; shift >= 0; shift -= 8) out.put(static_cast<char>(value >> shift));
+}
+
+class AsyncTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::string name = (fs::temp_directory_path() / "sluice-async-XXXXXX").string();
+    ASSERT_NE(mkdtemp(name.data()), nullptr);
+    folder_ = name;
+  }
+  void TearDown() override {
+    std::error_code ignored;
+    if (!folder_.empty()) fs::remove_all(folder_, ignored);
+  }
+
+  // Images of 4 pixels, all `pixel(i)`, and labels.
+  template <typename Pixel, typename Label>
+  v1::IdxSource Write(uint32_t images, Pixel pixel, Label label) {
+    v1::IdxSource source;
+    source.set_images((folder_ / "images").string());
+    source.set_labels((folder_ / "labels").string());
+    std::ofstream out(source.images(), std::ios::binary), labels(source.labels(), std::ios::binary);
+    WriteBig(out, 0x803);
+    WriteBig(labels, 0x801);
+    WriteBig(out, images);
+    WriteBig(labels, images);
+    WriteBig(out, 2);
+    WriteBig(out, 2);
+    for (uint32_t i = 0; i < images; ++i) {
+      for (uint32_t p = 0; p < 4; ++p) out.put(static_cast<char>(pixel(i, p)));
+      labels.put(static_cast<char>(label(i)));
+    }
+    return source;
+  }
+
+  v1::JobSpec Spec(uint32_t workers, uint64_t rounds) {
+    v1::JobSpec spec;
+    spec.set_name("async");
+    spec.mutable_model()->mutable_mlp()->set_inputs(4);
+    spec.mutable_model()->mutable_mlp()->set_classes(2);
+    spec.mutable_train()->set_mode(v1::TrainSpec::ASYNC);
+    spec.mutable_train()->set_rounds(rounds);
+    spec.mutable_train()->set_batch(8);
+    spec.mutable_parallel()->set_data(workers);
+    spec.mutable_parallel()->set_chunk_elements(1);
+    return spec;
+  }
+  v1::JobSpec CountingSpec(uint32_t workers, uint64_t rounds) {
+    v1::JobSpec spec = Spec(workers, rounds);
+    *spec.mutable_data()->mutable_idx() = Write(
+        64, [](uint32_t, uint32_t) { return 0; }, [](uint32_t) { return 1; });
+    spec.mutable_optimizer()->mutable_sgd()->set_learning_rate(kRate);
+    spec.mutable_init()->set_path(begin_.empty() ? "" : begin_);
+    return spec;
+  }
+  // The first job; the second begins from it.
+  void Learn(InProcessCluster* cluster, uint32_t workers) {
+    v1::JobSpec spec = CountingSpec(workers, 3);
+    spec.clear_init();
+    spec.set_name("first");
+    spec.mutable_train()->set_mode(v1::TrainSpec::SYNC);
+    spec.mutable_optimizer()->mutable_sgd()->set_learning_rate(200);
+    *spec.mutable_data()->mutable_idx() = Write(
+        64, [](uint32_t, uint32_t) { return 0; }, [](uint32_t) { return 0; });
+    const auto job = cluster->Submit(spec);
+    ASSERT_TRUE(job.ok()) << job.status();
+    const auto end = cluster->AwaitEnd(*job);
+    ASSERT_TRUE(end.ok()) << end.status();
+    const auto parameters = cluster->Parameters(*end);
+    ASSERT_TRUE(parameters.ok()) << parameters.status();
+    first_ = *parameters;
+    ASSERT_GT(first_[0] - first_[1], 60);  // e^-60 is nothing beside 1 in float32
+    begin_ = end->last_checkpoint().directory();
+  }
+  // Contributions that each of the two biases has had (the first elements of the space: bias [2]).
+  std::vector<double> Counts(const std::vector<float>& parameters) {
+    return {(double{first_[0]} - parameters[0]) / kRate, (double{parameters[1]} - first_[1]) / kRate};
+  }
+  void ExpectCounts(InProcessCluster* cluster, const v1::JobStatus& end, double contributions) {
+    ASSERT_EQ(end.state(), v1::SUCCEEDED) << end.message();
+    const auto parameters = cluster->Parameters(end);
+    ASSERT_TRUE(parameters.ok()) << parameters.status();
+    EXPECT_THAT(Counts(*parameters), ::testing::ElementsAre(contributions, contributions));
+  }
+
+  fs::path folder_;
+  std::vector<float> first_;  // parameters that the second job begins from
+  std::string begin_;
+};
+
+TEST_F(AsyncTest, EveryContributionIsAppliedOnce) {
+  for (const uint32_t workers : {1u, 2u, 4u}) {
+    InProcessCluster cluster({.servers = 2, .workers = static_cast<int>(workers)});
+    ASSERT_NO_FATAL_FAILURE(Learn(&cluster, workers));
+    const auto job = cluster.Submit(CountingSpec(workers, 50));
+    ASSERT_TRUE(job.ok()) << job.status();
+    const auto end = cluster.AwaitEnd(*job);
+    ASSERT_TRUE(end.ok()) << end.status();
+    ExpectCounts(&cluster, *end, 50.0 * workers);
+    EXPECT_EQ(end->rounds_done(), 50u);
+    EXPECT_EQ(end->last_evaluation().round(), 50u);
+    uint64_t rounds = 0;
+    double targets = 0;
+    const auto history = cluster.scheduler().History(*job);
+    for (const v1::RoundRecord& record : history->records()) {
+      if (record.evaluation()) continue;
+      ++rounds;
+      targets += record.count();
+      EXPECT_LE(record.staleness_mean(), static_cast<double>(record.staleness_max()));
+      if (workers == 1) EXPECT_EQ(record.staleness_max(), 0u);
+    }
+    EXPECT_EQ(rounds, 50u);
+    EXPECT_EQ(targets, 400);
+  }
+}
+
+// Workers die with leases half applied, the scheduler and connections too: no contribution is lost or doubled.
+TEST_F(AsyncTest, NothingIsLostOrDoubledWhenWorkersAndTheSchedulerDie) {
+  InProcessCluster cluster({.servers = 2, .workers = 3, .lease = absl::Milliseconds(400)});
+  ASSERT_NO_FATAL_FAILURE(Learn(&cluster, 2));
+  const auto job = cluster.Submit(CountingSpec(2, 400));
+  ASSERT_TRUE(job.ok()) << job.status();
+  for (int i = 0; i < 6; ++i) {
+    ASSERT_TRUE(cluster.AwaitRounds(*job, 30 * (static_cast<uint64_t>(i) + 1)).ok());
+    if (i % 3 == 2) {
+      cluster.KillScheduler();
+      cluster.StartScheduler();
+    } else {
+      cluster.KillWorker(i % 3);
+      cluster.StartWorker(i % 3);
+    }
+  }
+  const auto end = cluster.AwaitEnd(*job);
+  ASSERT_TRUE(end.ok()) << end.status();
+  ExpectCounts(&cluster, *end, 800);
+  EXPECT_GE(end->recoveries(), 1u);
+  EXPECT_EQ(end->rewinds(), 0u);
+}
+
+// With one copy a dead server rewinds the job: what the checkpoint has not seen is trained again, once.
+TEST_F(AsyncTest, ARewindGoesOnFromTheCut) {
+  InProcessCluster cluster({.servers = 2, .workers = 2, .lease = absl::Milliseconds(400)});
+  ASSERT_NO_FATAL_FAILURE(Learn(&cluster, 2));
+  v1::JobSpec spec = CountingSpec(2, 300);
+  spec.mutable_checkpoint()->set_every_rounds(7);
+  const auto job = cluster.Submit(spec);
+  ASSERT_TRUE(job.ok()) << job.status();
+  for (int i = 0; i < 2; ++i) {
+    ASSERT_TRUE(cluster.AwaitRounds(*job, 60 * (static_cast<uint64_t>(i) + 1)).ok());
+    cluster.KillServer(i);
+    cluster.StartServer(i);
+  }
+  const auto end = cluster.AwaitEnd(*job);
+  ASSERT_TRUE(end.ok()) << end.status();
+  EXPECT_GE(end->rewinds(), 1u);
+  ExpectCounts(&cluster, *end, 600);
+}
+
+TEST_F(AsyncTest, AResumedJobGoesOnFromTheLedgerWithAnyNumberOfWorkers) {
+  InProcessCluster cluster({.servers = 2, .workers = 3});
+  ASSERT_NO_FATAL_FAILURE(Learn(&cluster, 2));
+  v1::JobSpec spec = CountingSpec(2, 40);
+  spec.mutable_checkpoint()->set_every_rounds(10);
+  spec.mutable_checkpoint()->set_keep(10);
+  const auto job = cluster.Submit(spec);
+  ASSERT_TRUE(job.ok()) << job.status();
+  ASSERT_TRUE(cluster.AwaitEnd(*job).ok());
+  spec.mutable_parallel()->set_data(3);
+  spec.mutable_init()->set_path(absl::StrCat(cluster.checkpoint_root(), "/", *job, "/t1-v10"));
+  spec.mutable_init()->set_resume(true);
+  const auto resumed = cluster.Submit(spec);
+  ASSERT_TRUE(resumed.ok()) << resumed.status();
+  const auto end = cluster.AwaitEnd(*resumed);
+  ASSERT_TRUE(end.ok()) << end.status();
+  ASSERT_EQ(end->state(), v1::SUCCEEDED) << end->message();
+  const std::vector<double> counts = Counts(*cluster.Parameters(*end));
+  // 10 rounds of 2, then 30 of 3; a lease that the cut had not everywhere may have been cut smaller.
+  for (const double count : counts) {
+    EXPECT_GE(count, 20 + 90 - 2);
+    EXPECT_LE(count, 20 + 90 + 2);
+  }
+  const auto reader = CheckpointReader::Open(end->last_checkpoint().directory(), true);
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  for (const v1::CheckpointFile& file : (*reader)->manifest().files()) {
+    for (const v1::ChunkCut& cut : file.cuts()) {
+      ASSERT_EQ(cut.applied_size(), 1);
+      EXPECT_EQ(cut.applied(0).begin(), 0u);
+      EXPECT_EQ(cut.applied(0).end(), 320u);
+    }
+  }
+}
+
+TEST_F(AsyncTest, AnAsyncCheckpointThatIsNotEvenDoesNotResumeWhatCannotUseIt) {
+  InProcessCluster cluster({.servers = 1, .workers = 2});
+  ASSERT_NO_FATAL_FAILURE(Learn(&cluster, 2));
+  v1::JobSpec spec = CountingSpec(2, 10);
+  const auto job = cluster.Submit(spec);
+  ASSERT_TRUE(job.ok()) << job.status();
+  ASSERT_TRUE(cluster.AwaitEnd(*job).ok());
+  spec.clear_init();
+  spec.mutable_train()->set_rounds(20);
+  spec.mutable_train()->set_batch(6);
+  EXPECT_THAT(std::string(cluster.Submit(spec, *job).status().message()), HasSubstr("train.batch"));
+  // The last version has seen every position before it: sync can go on from it.
+  spec.mutable_train()->set_batch(8);
+  spec.mutable_train()->set_mode(v1::TrainSpec::SYNC);
+  const auto resumed = cluster.Submit(spec, *job);
+  ASSERT_TRUE(resumed.ok()) << resumed.status();
+  const auto end = cluster.AwaitEnd(*resumed);
+  ASSERT_TRUE(end.ok()) << end.status();
+  ExpectCounts(&cluster, *end, 20 + 10);
+}
+
+// A model that has something to learn: two classes by brightness.
+TEST_F(AsyncTest, ReachesALossCloseToSync) {
+  const v1::IdxSource source = Write(
+      400, [](uint32_t i, uint32_t p) { return (i * 37 + p * 11) % 100 + (i % 2) * 120; },
+      [](uint32_t i) { return i % 2; });
+  const auto loss = [&](uint32_t workers, v1::TrainSpec::Mode mode, v1::TrainSpec::StalenessScale scale, double clip) {
+    InProcessCluster cluster({.servers = 2, .workers = static_cast<int>(workers)});
+    v1::JobSpec spec = Spec(workers, 150);
+    *spec.mutable_data()->mutable_idx() = source;
+    spec.mutable_train()->set_mode(mode);
+    spec.mutable_train()->set_staleness_scale(scale);
+    spec.mutable_model()->mutable_mlp()->add_hidden(8);
+    spec.mutable_optimizer()->mutable_adam()->set_learning_rate(.02);
+    spec.mutable_optimizer()->set_clip_norm(clip);
+    spec.mutable_optimizer()->mutable_schedule()->mutable_linear()->set_warmup_rounds(5);
+    spec.mutable_parallel()->set_chunk_elements(13);
+    const auto job = cluster.Submit(spec);
+    EXPECT_TRUE(job.ok()) << job.status();
+    const auto end = cluster.AwaitEnd(*job);
+    EXPECT_TRUE(end.ok()) << end.status();
+    EXPECT_EQ(end->state(), v1::SUCCEEDED) << end->message();
+    return end->last_evaluation().loss();
+  };
+  const auto none = v1::TrainSpec::STALENESS_SCALE_UNSPECIFIED;
+  const double sync = loss(2, v1::TrainSpec::SYNC, none, 0);
+  EXPECT_LT(sync, .25);
+  for (const uint32_t workers : {2u, 4u}) EXPECT_LT(loss(workers, v1::TrainSpec::ASYNC, none, 0), sync + .05);
+  EXPECT_LT(loss(4, v1::TrainSpec::ASYNC, v1::TrainSpec::INVERSE, 1), sync + .1);
+}
+
+// Gradients that overflow: refused, counted, the job ends and names who sent them.
+TEST_F(AsyncTest, NonFiniteContributionsAreRefusedAndNamed) {
+  InProcessCluster cluster({.servers = 1, .workers = 2});
+  v1::JobSpec spec = Spec(2, 100);
+  *spec.mutable_data()->mutable_idx() = Write(
+      64, [](uint32_t, uint32_t) { return 255; }, [](uint32_t i) { return i % 2; });
+  spec.mutable_optimizer()->mutable_sgd()->set_learning_rate(3e38);
+  spec.mutable_train()->set_max_skipped_rounds(3);
+  const auto job = cluster.Submit(spec);
+  ASSERT_TRUE(job.ok()) << job.status();
+  const auto end = cluster.AwaitEnd(*job);
+  ASSERT_TRUE(end.ok()) << end.status();
+  EXPECT_EQ(end->state(), v1::FAILED);
+  EXPECT_THAT(end->message(), HasSubstr("non-finite gradients from worker-"));
+  EXPECT_TRUE(end->last_train().skipped());
+}
+
+}  // namespace
+}  // namespace sluice
