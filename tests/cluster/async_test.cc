@@ -14,7 +14,11 @@
 #include <string>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "common/checkpoint.h"
 #include "common/job_spec.h"
 #include "tests/cluster/in_process_cluster.h"
@@ -145,45 +149,86 @@ TEST_F(AsyncTest, EveryContributionIsAppliedOnce) {
   }
 }
 
-// Workers die with leases half applied, the scheduler and connections too: no contribution is lost or doubled.
+// Nobody begins a lease of round `limit` or later of an async job before the limit is raised or the gate opened.
+class Gate : public WorkerHooks {
+ public:
+  void BeforeCompute(const std::string& job, uint64_t, uint64_t round) override {
+    if (!absl::StartsWith(job, "async")) return;
+    absl::MutexLock lock(&mutex_);
+    const auto passes = [this, round]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return open_ || round < limit_; };
+    mutex_.Await(absl::Condition(&passes));
+  }
+  void Set(uint64_t limit, bool open = false) {
+    absl::MutexLock lock(&mutex_);
+    limit_ = limit;
+    open_ = open;
+  }
+
+ private:
+  absl::Mutex mutex_;
+  uint64_t limit_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool open_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+// Workers die with leases half applied, the scheduler too: no contribution is lost or doubled.
 TEST_F(AsyncTest, NothingIsLostOrDoubledWhenWorkersAndTheSchedulerDie) {
-  InProcessCluster cluster({.servers = 2, .workers = 3, .lease = absl::Milliseconds(400)});
+  Gate gate;
+  InProcessCluster cluster({.servers = 2, .workers = 3, .lease = absl::Milliseconds(400), .hooks = &gate});
+  absl::Cleanup open = [&gate] { gate.Set(0, /*open=*/true); };  // a killed worker's thread must come through
   ASSERT_NO_FATAL_FAILURE(Learn(&cluster, 2));
-  const auto job = cluster.Submit(CountingSpec(2, 400));
+  const auto job = cluster.Submit(CountingSpec(2, 1000));
   ASSERT_TRUE(job.ok()) << job.status();
-  for (int i = 0; i < 6; ++i) {
-    ASSERT_TRUE(cluster.AwaitRounds(*job, 30 * (static_cast<uint64_t>(i) + 1)).ok());
-    if (i % 3 == 2) {
+  uint32_t killed = 0;
+  for (uint64_t i = 1; i <= 6; ++i) {
+    gate.Set(50 * i);
+    ASSERT_TRUE(cluster.AwaitRounds(*job, 50 * i).ok());
+    if (i % 3 == 0) {
       cluster.KillScheduler();
       cluster.StartScheduler();
-    } else {
-      cluster.KillWorker(i % 3);
-      cluster.StartWorker(i % 3);
+      continue;
     }
+    int victim = 0;
+    while (cluster.worker(victim).job() != *job) ++victim;  // two of the three hold ranks
+    gate.Set(0, /*open=*/true);
+    cluster.KillWorker(victim);
+    gate.Set(50 * i);
+    ++killed;
+    const auto recovered = cluster.Await(*job, [&](const v1::JobStatus& s) { return s.recoveries() >= killed; });
+    ASSERT_TRUE(recovered.ok()) << recovered.status();
+    cluster.StartWorker(victim);
   }
+  gate.Set(0, /*open=*/true);
   const auto end = cluster.AwaitEnd(*job);
   ASSERT_TRUE(end.ok()) << end.status();
-  ExpectCounts(&cluster, *end, 800);
-  EXPECT_GE(end->recoveries(), 1u);
+  ExpectCounts(&cluster, *end, 2000);
+  EXPECT_GE(end->recoveries(), killed);
   EXPECT_EQ(end->rewinds(), 0u);
 }
 
 // With one copy a dead server rewinds the job: what the checkpoint has not seen is trained again, once.
 TEST_F(AsyncTest, ARewindGoesOnFromTheCut) {
-  InProcessCluster cluster({.servers = 2, .workers = 2, .lease = absl::Milliseconds(400)});
+  Gate gate;
+  InProcessCluster cluster({.servers = 2, .workers = 2, .lease = absl::Milliseconds(400), .hooks = &gate});
+  absl::Cleanup open = [&gate] { gate.Set(0, /*open=*/true); };
   ASSERT_NO_FATAL_FAILURE(Learn(&cluster, 2));
   v1::JobSpec spec = CountingSpec(2, 300);
   spec.mutable_checkpoint()->set_every_rounds(7);
   const auto job = cluster.Submit(spec);
   ASSERT_TRUE(job.ok()) << job.status();
   for (int i = 0; i < 2; ++i) {
-    ASSERT_TRUE(cluster.AwaitRounds(*job, 60 * (static_cast<uint64_t>(i) + 1)).ok());
+    const uint64_t limit = 60 * (static_cast<uint64_t>(i) + 1);
+    gate.Set(limit);
+    ASSERT_TRUE(cluster.AwaitRounds(*job, limit).ok());
     cluster.KillServer(i);
     cluster.StartServer(i);
+    const auto rewound =
+        cluster.Await(*job, [&](const v1::JobStatus& s) { return s.rewinds() > static_cast<uint32_t>(i); });
+    ASSERT_TRUE(rewound.ok()) << rewound.status();
   }
+  gate.Set(0, /*open=*/true);
   const auto end = cluster.AwaitEnd(*job);
   ASSERT_TRUE(end.ok()) << end.status();
-  EXPECT_GE(end->rewinds(), 1u);
+  EXPECT_EQ(end->rewinds(), 2u);
   ExpectCounts(&cluster, *end, 600);
 }
 
