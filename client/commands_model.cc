@@ -111,12 +111,6 @@ absl::Status SampleTo(const Args& args, const ClientEnvironment& environment) {
   return environment.interrupt->count() == 0 ? absl::OkStatus() : absl::CancelledError("interrupted");
 }
 
-absl::Status AddTokenizer(const Args& args) {
-  ASSIGN_OR_RETURN(const ModelTokenizer tokenizer, TokenizerInFolder(args.String("tokenizer")));
-  ASSIGN_OR_RETURN(const v1::Gpt2Spec model, ReadGpt2Config(args.argument(1)));
-  return ExportTokenizer(tokenizer, model.context(), args.argument(1));
-}
-
 // "" where the exported folder has one or needs none.
 std::string WhyWithoutTokenizer(const std::string& folder, const std::string& target) {
   const auto model = ReadGpt2Config(target);
@@ -140,7 +134,7 @@ absl::StatusOr<std::string> ExportTo(const Args& args, const ClientEnvironment& 
     options.max_shard_bytes = *bytes;
   }
   ASSIGN_OR_RETURN(const std::string folder, ModelFolder(args.argument(0), args, environment));
-  RETURN_IF_ERROR(ExportModel(folder, args.argument(1), options));
+  RETURN_IF_ERROR(ExportModel(folder, args.argument(1), options, args.String("tokenizer")));
   return folder;
 }
 
@@ -150,10 +144,7 @@ int RunExport(const Args& args, const ClientEnvironment& environment) {
   const auto folder = ExportTo(args, environment);
   if (!folder.ok()) return Report(folder.status(), environment);
   *environment.out << "exported " << *folder << " to " << args.argument(1) << std::endl;
-  if (args.Has("tokenizer")) {
-    const absl::Status added = AddTokenizer(args);
-    if (!added.ok()) return Report(added, environment);
-  } else if (const std::string why = WhyWithoutTokenizer(*folder, args.argument(1)); !why.empty()) {
+  if (const std::string why = WhyWithoutTokenizer(*folder, args.argument(1)); !why.empty()) {
     *environment.err << "sluice: there is no tokenizer in " << args.argument(1) << ": " << why
                      << "; export with --tokenizer FOLDER adds one" << std::endl;
   }

@@ -25,7 +25,8 @@ bool Exists(const fs::path& path) {
 
 }  // namespace
 
-absl::Status ExportModel(const std::string& folder, const std::string& target, const Gpt2ExportOptions& options) {
+absl::Status ExportModel(const std::string& folder, const std::string& target, Gpt2ExportOptions options,
+                         const std::string& tokenizer_folder) {
   if (Exists(target)) return absl::AlreadyExistsError(absl::StrCat(target, ": exists already; name a new folder"));
   v1::JobSpec spec;  // of which only the model counts where a GPT-2 folder is converted
   std::unique_ptr<CheckpointReader> checkpoint;
@@ -43,19 +44,18 @@ absl::Status ExportModel(const std::string& folder, const std::string& target, c
   const auto all = absl::MakeSpan(values);
   RETURN_IF_ERROR(checkpoint != nullptr ? checkpoint->Read("value", 0, all) : imported->Read(0, all));
   if (!model.has_gpt2()) {
+    if (!tokenizer_folder.empty()) {
+      return absl::InvalidArgumentError("--tokenizer: only models of tokens (model.gpt2) have one");
+    }
     if (options.format != FloatFormat::kF32) {
       return absl::InvalidArgumentError("--dtype: classifiers are exported as F32 only");
     }
     return ExportClassifier(spec, values, target);
   }
-  RETURN_IF_ERROR(ExportGpt2(model.gpt2(), values, target, options));
-  ModelTokenizer tokenizer;
-  if (checkpoint != nullptr) {
-    tokenizer = TokenizerOfSpec(spec);
-  } else {
-    ASSIGN_OR_RETURN(tokenizer, TokenizerOfModel(folder, model));
-  }
-  return ExportTokenizer(tokenizer, model.gpt2().context(), target);
+  ASSIGN_OR_RETURN(const ModelTokenizer tokenizer,
+                   !tokenizer_folder.empty() ? TokenizerInFolder(tokenizer_folder) : TokenizerOfModel(folder, model));
+  options.more = [&](const std::string& made) { return ExportTokenizer(tokenizer, model.gpt2().context(), made); };
+  return ExportGpt2(model.gpt2(), values, target, options);
 }
 
 absl::StatusOr<std::unique_ptr<LoadedModel>> LoadedModel::Load(const std::string& folder, int threads) {

@@ -19,8 +19,10 @@ namespace sluice {
 
 // `folder` is a published checkpoint, or a GPT-2 folder to be converted; `target` must not exist: a GPT-2 folder
 // (common/gpt2_folder.h), or a classifier's (common/classifier_folder.h, F32 only). Every checksum is verified on the
-// way.
-absl::Status ExportModel(const std::string& folder, const std::string& target, const Gpt2ExportOptions& options = {});
+// way. The tokenizer goes with a GPT-2: that of `tokenizer_folder`, or if it is empty the model's own where it can be
+// read.
+absl::Status ExportModel(const std::string& folder, const std::string& target, Gpt2ExportOptions options = {},
+                         const std::string& tokenizer_folder = "");
 
 // A model with its parameters, ready to be asked. Not thread-safe.
 class LoadedModel {

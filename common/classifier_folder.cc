@@ -1,16 +1,14 @@
 #include "common/classifier_folder.h"
 
-#include <unistd.h>
-
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <vector>
 
-#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "common/file.h"
 #include "common/model_layout.h"
 #include "common/safetensors.h"
+#include "common/staged_folder.h"
 #include "common/status_macros.h"
 
 namespace sluice {
@@ -81,17 +79,11 @@ absl::Status ExportClassifier(const v1::JobSpec& spec, absl::Span<const float> v
     return absl::InvalidArgumentError(
         absl::StrCat("exporting to ", folder, ": the model has ", space.size(), " parameters, found ", values.size()));
   }
-  const std::string parent = ParentDirectory(folder), name = BaseName(folder);
-  const std::string target = absl::StrCat(parent, "/", name),
-                    made = absl::StrCat(parent, "/.", name, ".tmp-", getpid());
-  if (PathExists(target)) return absl::AlreadyExistsError(absl::StrCat(target, ": exists already; name a new folder"));
-  RETURN_IF_ERROR(MakeDirectories(parent));
-  RETURN_IF_ERROR(RemoveTree(made));
-  const auto clean = absl::MakeCleanup([&] { RemoveTree(made).IgnoreError(); });
-  RETURN_IF_ERROR(MakeDirectories(made));
-  RETURN_IF_ERROR(WriteModel(absl::StrCat(made, "/model.safetensors"), space, values));
-  RETURN_IF_ERROR(WriteFileAtomically(absl::StrCat(made, "/config.json"), ConfigText(spec, *sizes)));
-  return Rename(made, target);
+  if (PathExists(folder)) return absl::AlreadyExistsError(absl::StrCat(folder, ": exists already; name a new folder"));
+  ASSIGN_OR_RETURN(const auto staged, StagedFolder::Create(folder));
+  RETURN_IF_ERROR(WriteModel(absl::StrCat(staged->path(), "/model.safetensors"), space, values));
+  RETURN_IF_ERROR(WriteFileAtomically(absl::StrCat(staged->path(), "/config.json"), ConfigText(spec, *sizes)));
+  return staged->Commit();
 }
 
 }  // namespace sluice

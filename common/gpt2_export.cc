@@ -1,6 +1,5 @@
 // Hugging Face GPT-2 folders out: into a staging folder, which then takes the place of the target in one step.
 #include <fcntl.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -9,13 +8,13 @@
 #include <map>
 #include <utility>
 
-#include "absl/cleanup/cleanup.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/file.h"
 #include "common/gpt2_folder.h"
 #include "common/gpt2_tensors.h"
 #include "common/safetensors.h"
+#include "common/staged_folder.h"
 #include "common/status_macros.h"
 #include "common/weight_files.h"
 #include "nlohmann/json.hpp"
@@ -130,7 +129,8 @@ absl::Status WriteWeights(const std::string& folder, const std::vector<Target>& 
 
 // What an export consists of.
 bool IsExported(const std::string& name) {
-  return name == kGpt2ConfigName || name == kWeightsName || name == kWeightsIndexName ||
+  return name == kGpt2ConfigName || name == kWeightsName || name == kWeightsIndexName || name == "vocab.json" ||
+         name == "merges.txt" || name == "tokenizer_config.json" ||
          (absl::StartsWith(name, "model-") && absl::StrContains(name, "-of-") && absl::EndsWith(name, ".safetensors"));
 }
 
@@ -164,17 +164,13 @@ absl::Status ExportGpt2(const v1::Gpt2Spec& spec, absl::Span<const float> values
     return absl::InvalidArgumentError(
         absl::StrCat("exporting to ", folder, ": the model has ", space.size(), " parameters, found ", values.size()));
   }
-  const std::string parent = ParentDirectory(folder), name = BaseName(folder);
-  const std::string target = absl::StrCat(parent, "/", name),
-                    made = absl::StrCat(parent, "/.", name, ".tmp-", getpid());
-  RETURN_IF_ERROR(MakeDirectories(parent));
-  RETURN_IF_ERROR(RemoveTree(made));
-  const auto clean = absl::MakeCleanup([&] { RemoveTree(made).IgnoreError(); });
-  RETURN_IF_ERROR(MakeDirectories(made));
+  ASSIGN_OR_RETURN(const auto staged, StagedFolder::Create(folder));
+  const std::string& made = staged->path();
   const absl::Status written = WriteWeights(made, TargetsOf(space, spec.width()), values, options);
   if (!written.ok()) return Annotate(written, absl::StrCat("exporting to ", folder));
   RETURN_IF_ERROR(WriteFileAtomically(absl::StrCat(made, "/", kGpt2ConfigName), Gpt2ConfigText(spec, options.format)));
-  return MoveIntoPlace(made, target);
+  if (options.more != nullptr) RETURN_IF_ERROR(options.more(made));
+  return MoveIntoPlace(made, staged->target());
 }
 
 }  // namespace sluice

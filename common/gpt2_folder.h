@@ -8,6 +8,7 @@
 #define SLUICE_COMMON_GPT2_FOLDER_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -44,6 +45,8 @@ struct Gpt2ExportOptions {
   // Bytes of tensors in one file; more are cut into shards, no tensor in two (one tensor may exceed it). Hugging Face's
   // default.
   uint64_t max_shard_bytes = 5'000'000'000;
+  // Writes further files (a tokenizer's) into the folder before it appears.
+  std::function<absl::Status(const std::string& folder)> more = nullptr;
 };
 
 // Writes config.json and the weights, names without "transformer.". `values`: the whole space. The folder appears whole

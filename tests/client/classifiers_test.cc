@@ -14,6 +14,7 @@
 #include "common/job_spec.h"
 #include "common/model_layout.h"
 #include "common/safetensors.h"
+#include "tests/common/temporary_folder.h"
 
 namespace sluice {
 namespace {
@@ -22,13 +23,6 @@ namespace fs = std::filesystem;
 
 class Classifiers : public testing::Test {
  protected:
-  void SetUp() override {
-    std::string name = (fs::temp_directory_path() / "sluice-classifier-XXXXXX").string();
-    ASSERT_NE(mkdtemp(name.data()), nullptr);
-    folder_ = name;
-  }
-  void TearDown() override { fs::remove_all(folder_); }
-
   std::string Write(const std::string& name, const std::string& bytes) const {
     std::ofstream(folder_ / name, std::ios::binary) << bytes;
     return (folder_ / name).string();
@@ -72,7 +66,8 @@ class Classifiers : public testing::Test {
     return nlohmann::json::parse(in);
   }
 
-  fs::path folder_;
+  const TemporaryFolder temporary_;
+  const fs::path folder_ = temporary_.path();
 };
 
 TEST_F(Classifiers, SpecsAreMadeFromTheData) {

@@ -13,6 +13,7 @@
 
 #include "absl/synchronization/notification.h"
 #include "tests/client/fake_scheduler.h"
+#include "tests/common/temporary_folder.h"
 
 namespace sluice {
 namespace {
@@ -22,9 +23,6 @@ namespace fs = std::filesystem;
 class CommandsTest : public testing::Test {
  protected:
   void SetUp() override {
-    std::string name = (fs::temp_directory_path() / "sluice-commands-XXXXXX").string();
-    ASSERT_NE(mkdtemp(name.data()), nullptr);
-    folder_ = name;
     std::ofstream(folder_ / "text.txt") << "some text to learn";
     std::ofstream(folder_ / "job.yaml") << "name: job\n"
                                            "model: {gpt2: {layers: 1, heads: 1, width: 8, context: 4}}\n"
@@ -34,8 +32,6 @@ class CommandsTest : public testing::Test {
                                            "train: {rounds: 10, batch: 2}\n"
                                            "optimizer: {sgd: {learning_rate: 0.1}}\n";
   }
-  void TearDown() override { fs::remove_all(folder_); }
-
   int Run(std::vector<std::string> words, const std::string& scheduler = "") {
     out_.str("");
     err_.str("");
@@ -49,7 +45,8 @@ class CommandsTest : public testing::Test {
   }
   std::string spec() const { return (folder_ / "job.yaml").string(); }
 
-  fs::path folder_;
+  const TemporaryFolder temporary_;
+  const fs::path folder_ = temporary_.path();
   std::ostringstream out_, err_;
   Interrupt interrupt_;
 };

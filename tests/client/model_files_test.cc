@@ -14,6 +14,7 @@
 #include "common/job_spec.h"
 #include "common/layout.h"
 #include "common/philox.h"
+#include "tests/common/temporary_folder.h"
 
 namespace sluice {
 namespace {
@@ -22,13 +23,6 @@ namespace fs = std::filesystem;
 
 class ModelFiles : public testing::Test {
  protected:
-  void SetUp() override {
-    std::string name = (fs::temp_directory_path() / "sluice-model-XXXXXX").string();
-    ASSERT_NE(mkdtemp(name.data()), nullptr);
-    folder_ = name;
-  }
-  void TearDown() override { fs::remove_all(folder_); }
-
   // A published checkpoint of a small model with initial values of the seed; its folder.
   std::string Publish(const v1::ModelSpec& model, uint64_t version, uint64_t seed) const {
     const std::string base = (folder_ / "run/checkpoints/job-1").string();
@@ -72,7 +66,8 @@ class ModelFiles : public testing::Test {
     return model;
   }
 
-  fs::path folder_;
+  const TemporaryFolder temporary_;
+  const fs::path folder_ = temporary_.path();
 };
 
 std::vector<int32_t> Drawn(LoadedModel* model, const SampleOptions& options) {

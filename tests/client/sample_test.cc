@@ -100,6 +100,18 @@ TEST_F(SampleTest, WithoutATokenizerTokensAreNumbers) {
   EXPECT_EQ(FirstInvalidUtf8(out_.str()), std::string::npos);
 }
 
+TEST_F(SampleTest, AnExportWithATokenizerIsWholeOrNotThere) {
+  const std::string model = Export("numbers", 257), target = folder_ / "target";
+  EXPECT_EQ(Run({"export", model, target, "--tokenizer", folder_ / "absent"}), kExitUsage);
+  EXPECT_FALSE(std::filesystem::exists(target));
+  WriteTokenizer(folder_ / "tok");
+  ASSERT_EQ(Run({"export", model, target, "--tokenizer", folder_ / "tok"}), kExitOk) << err_.str();
+  EXPECT_EQ(err_.str(), "");
+  for (const char* name : {"config.json", "model.safetensors", "vocab.json", "merges.txt", "tokenizer_config.json"}) {
+    EXPECT_TRUE(std::filesystem::exists(target + "/" + name)) << name;
+  }
+}
+
 TEST_F(SampleTest, ATokenizerInTheFolderIsUsed) {
   const std::string model = Export("bpe", 257);
   WriteTokenizer(model);

@@ -22,6 +22,7 @@
 #include "common/checkpoint.h"
 #include "common/job_spec.h"
 #include "tests/cluster/in_process_cluster.h"
+#include "tests/common/temporary_folder.h"
 
 namespace sluice {
 namespace {
@@ -38,16 +39,6 @@ void WriteBig(std::ofstream& out, uint32_t value) {
 
 class AsyncTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    std::string name = (fs::temp_directory_path() / "sluice-async-XXXXXX").string();
-    ASSERT_NE(mkdtemp(name.data()), nullptr);
-    folder_ = name;
-  }
-  void TearDown() override {
-    std::error_code ignored;
-    if (!folder_.empty()) fs::remove_all(folder_, ignored);
-  }
-
   // Images of 4 pixels, all `pixel(i)`, and labels.
   template <typename Pixel, typename Label>
   v1::IdxSource Write(uint32_t images, Pixel pixel, Label label) {
@@ -118,7 +109,8 @@ class AsyncTest : public ::testing::Test {
     EXPECT_THAT(Counts(*parameters), ::testing::ElementsAre(contributions, contributions));
   }
 
-  fs::path folder_;
+  const TemporaryFolder temporary_;
+  const fs::path folder_ = temporary_.path();
   std::vector<float> first_;  // parameters that the second job begins from
   std::string begin_;
 };

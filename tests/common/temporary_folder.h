@@ -14,7 +14,7 @@ namespace sluice {
 
 class TemporaryFolder {
  public:
-  TemporaryFolder() : path_(testing::TempDir() + "/sluice-test-XXXXXX") {
+  TemporaryFolder() : path_((std::filesystem::temp_directory_path() / "sluice-test-XXXXXX").string()) {
     if (mkdtemp(path_.data()) == nullptr) std::abort();
   }
   ~TemporaryFolder() {

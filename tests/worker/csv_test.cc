@@ -10,6 +10,7 @@
 #include <random>
 #include <set>
 
+#include "tests/common/temporary_folder.h"
 #include "worker/data/csv_reader.h"
 #include "worker/data/dataset.h"
 #include "worker/data/sources.h"
@@ -23,13 +24,6 @@ using Record = std::vector<std::string>;
 
 class CsvTest : public testing::Test {
  protected:
-  void SetUp() override {
-    std::string name = (fs::temp_directory_path() / "sluice-csv-XXXXXX").string();
-    ASSERT_NE(mkdtemp(name.data()), nullptr);
-    folder_ = name;
-  }
-  void TearDown() override { fs::remove_all(folder_); }
-
   std::string Write(const std::string& name, const std::string& bytes) const {
     std::ofstream(folder_ / name, std::ios::binary) << bytes;
     return (folder_ / name).string();
@@ -83,7 +77,8 @@ class CsvTest : public testing::Test {
     }
   }
 
-  fs::path folder_;
+  const TemporaryFolder temporary_;
+  const fs::path folder_ = temporary_.path();
 };
 
 testing::AssertionResult Has(const std::string& text, const std::string& part) {

@@ -12,6 +12,7 @@
 #include <set>
 #include <sstream>
 
+#include "tests/common/temporary_folder.h"
 #include "worker/data/sources.h"
 
 namespace sluice {
@@ -21,13 +22,6 @@ namespace fs = std::filesystem;
 
 class DatasetTest : public testing::Test {
  protected:
-  void SetUp() override {
-    std::string name = (fs::temp_directory_path() / "sluice-dataset-XXXXXX").string();
-    ASSERT_NE(mkdtemp(name.data()), nullptr);
-    folder_ = name;
-  }
-  void TearDown() override { fs::remove_all(folder_); }
-
   std::string Write(const std::string& name, const std::string& bytes) const {
     std::ofstream(folder_ / name, std::ios::binary) << bytes;
     return (folder_ / name).string();
@@ -61,7 +55,8 @@ class DatasetTest : public testing::Test {
     return spec;
   }
 
-  fs::path folder_;
+  const TemporaryFolder temporary_;
+  const fs::path folder_ = temporary_.path();
 };
 
 std::string Distinct(size_t n) {  // noise: any 7 bytes of it occur once

@@ -1,26 +1,20 @@
-// GPT and MLP: against float64 references of another program (golden files), against finite differences, and against
-// themselves: microbatches, backends, repetition, replaced parameters.
+// Models against finite differences and against themselves: microbatches, backends, repetition, replaced parameters.
+// References of another program: model_golden_test.cc.
 #include "worker/model/model.h"
 
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <limits>
-#include <map>
 #include <string>
 #include <thread>
 
-#include "common/philox.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "nlohmann/json.hpp"
+#include "tests/worker/model_fixture.h"
 
 namespace sluice {
 namespace {
 
-namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 
 v1::ModelSpec TinyGpt() {
@@ -56,136 +50,9 @@ v1::ModelSpec TinyLogistic() {
   return spec;
 }
 
-uint32_t Random(uint64_t i, uint32_t stream) {
-  return Philox4x32({static_cast<uint32_t>(i), static_cast<uint32_t>(i >> 32), stream, 0}, {17, 4})[0];
-}
-float Uniform(uint64_t i, uint32_t stream) { return static_cast<float>(Random(i, stream)) / 2147483648.0f - 1.0f; }
-
-Batch Tokens(int64_t rows, int64_t length, int32_t vocabulary, uint32_t stream) {
-  Batch batch;
-  batch.rows = rows;
-  batch.length = length;
-  for (int64_t i = 0; i < rows * length; ++i) {
-    batch.tokens.push_back(static_cast<int32_t>(Random(i, stream) % vocabulary));
-    batch.targets.push_back(static_cast<int32_t>(Random(i, stream + 1) % vocabulary));
-  }
-  batch.count = rows * length;
-  return batch;
-}
-
-Batch Features(int64_t rows, int64_t inputs, int32_t classes, uint32_t stream) {
-  Batch batch;
-  batch.rows = rows;
-  for (int64_t i = 0; i < rows * inputs; ++i) batch.features.push_back(Uniform(i, stream));
-  for (int64_t i = 0; i < rows; ++i) batch.labels.push_back(static_cast<int32_t>(Random(i, stream + 1) % classes));
-  batch.count = rows;
-  return batch;
-}
-
-// Rows [begin, end) of a batch.
-Batch Rows(const Batch& from, int64_t begin, int64_t end) {
-  const auto cut = [&](const auto& v) {
-    const int64_t width = from.rows == 0 ? 0 : static_cast<int64_t>(v.size()) / from.rows;
-    return std::decay_t<decltype(v)>(v.begin() + begin * width, v.begin() + end * width);
-  };
-  Batch part;
-  part.rows = end - begin;
-  part.length = from.length;
-  part.tokens = cut(from.tokens);
-  part.targets = cut(from.targets);
-  part.features = cut(from.features);
-  part.labels = cut(from.labels);
-  return part;
-}
-
-struct Trained {
-  LossSum loss;
-  std::vector<float> gradients;
-  std::vector<Range> ready;
-};
-
-// A model with a backend of its own, parameters random and large enough for every part to matter.
-class Fixture {
- public:
-  explicit Fixture(const v1::ModelSpec& spec, const std::string& kind = "cpu", int threads = 1, uint64_t delays = 0) {
-    BackendOptions options;
-    options.kind = kind;
-    options.threads = threads;
-    options.delay_seed = delays;
-    backend_ = MakeBackend(options).value();
-    auto model = MakeModel(spec, backend_.get());
-    EXPECT_TRUE(model.ok()) << model.status();
-    model_ = *std::move(model);
-    for (const Tensor& tensor : model_->space().tensors()) {
-      const float center =
-          tensor.name.find("ln_") != std::string::npos && tensor.name.ends_with("weight") ? 1.0f : 0.0f;
-      for (uint64_t i = 0; i < tensor.elements; ++i) {
-        model_->parameters()[tensor.offset + i] = center + 0.4f * Uniform(tensor.offset + i, 1);
-      }
-    }
-    Changed();
-  }
-
-  Model& model() { return *model_; }
-  uint64_t size() const { return model_->space().size(); }
-  void Changed() { model_->ParametersChanged({0, size()}); }
-
-  Trained Train(const std::vector<Batch>& batches, bool poison = false) {
-    Trained result;
-    const std::vector<float> before(model_->parameters(), model_->parameters() + size());
-    std::vector<float> seen(size(), -1.0f);
-    auto loss = model_->ForwardBackward(
-        batches,
-        [&](Range range) {
-          result.ready.push_back(range);
-          // The values are final when the sink is called.
-          std::copy(model_->gradients() + range.begin, model_->gradients() + range.end, seen.begin() + range.begin);
-          if (!poison) return;
-          std::fill(model_->parameters() + range.begin, model_->parameters() + range.end,
-                    std::numeric_limits<float>::quiet_NaN());
-          model_->ParametersChanged(range);
-        },
-        nullptr);
-    EXPECT_TRUE(loss.ok()) << loss.status();
-    result.loss = *loss;
-    result.gradients.assign(model_->gradients(), model_->gradients() + size());
-    if (!result.ready.empty()) {
-      EXPECT_EQ(std::memcmp(seen.data(), result.gradients.data(), size() * sizeof(float)), 0);
-    }
-    std::copy(before.begin(), before.end(), model_->parameters());
-    Changed();
-    return result;
-  }
-
-  double Loss(const Batch& batch) {
-    Changed();
-    return model_->Evaluate(batch, nullptr).value().loss;
-  }
-
- private:
-  std::unique_ptr<Backend> backend_;
-  std::unique_ptr<Model> model_;
-};
-
-bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
-}
-
-double RelativeError(const std::vector<float>& found, const std::vector<double>& expected) {
-  double difference = 0, norm = 0;
-  for (size_t i = 0; i < found.size(); ++i) {
-    difference += std::pow(found[i] - expected[i], 2);
-    norm += std::pow(expected[i], 2);
-  }
-  return std::sqrt(difference / norm);
-}
-double RelativeError(const std::vector<float>& found, const std::vector<float>& expected) {
-  return RelativeError(found, std::vector<double>(expected.begin(), expected.end()));
-}
-
 // The gradient of every tensor along a random direction, against differences of losses (five-point formula).
 // `h` small enough for no ReLU to switch.
-void CheckDifferences(Fixture& fixture, const Batch& batch, double h) {
+void CheckDifferences(ModelFixture& fixture, const Batch& batch, double h) {
   const Trained trained = fixture.Train({batch});
   ASSERT_EQ(trained.loss.loss, fixture.Loss(batch));
   float* parameters = fixture.model().parameters();
@@ -212,19 +79,19 @@ void CheckDifferences(Fixture& fixture, const Batch& batch, double h) {
 }
 
 TEST(Model, GptGradientsAreThoseOfFiniteDifferences) {
-  Fixture fixture(TinyGpt());
+  ModelFixture fixture(TinyGpt());
   Batch batch = Tokens(3, 7, 13, 30);
   batch.targets[4] = batch.targets[20] = -1;
   CheckDifferences(fixture, batch, 0.01);
 }
 
 TEST(Model, GptGradientsOnADeviceAreThoseOfFiniteDifferences) {
-  Fixture fixture(TinyGpt(), "fake_device");
+  ModelFixture fixture(TinyGpt(), "fake_device");
   CheckDifferences(fixture, Tokens(2, 5, 13, 31), 0.01);
 }
 
 TEST(Model, MlpGradientsAreThoseOfFiniteDifferences) {
-  Fixture fixture(TinyMlp());
+  ModelFixture fixture(TinyMlp());
   CheckDifferences(fixture, Features(3, 5, 4, 32), 0.002);
 }
 
@@ -232,13 +99,13 @@ TEST(Model, MlpWithoutHiddenLayers) {
   v1::ModelSpec spec;
   spec.mutable_mlp()->set_inputs(3);
   spec.mutable_mlp()->set_classes(2);
-  Fixture fixture(spec);
+  ModelFixture fixture(spec);
   CheckDifferences(fixture, Features(5, 3, 2, 33), 0.01);
 }
 
 TEST(Model, RegressionGradientsAreThoseOfFiniteDifferences) {
   for (const std::string kind : {"cpu", "fake_device"}) {
-    Fixture softmax(TinySoftmax(), kind), logistic(TinyLogistic(), kind);
+    ModelFixture softmax(TinySoftmax(), kind), logistic(TinyLogistic(), kind);
     CheckDifferences(softmax, Features(5, 5, 4, 34), 0.01);
     CheckDifferences(logistic, Features(5, 5, 2, 35), 0.01);
   }
@@ -278,7 +145,7 @@ Reference RegressionOf(const float* parameters, const Batch& batch, int64_t inpu
 
 TEST(Model, RegressionsAgreeWithFloat64) {
   for (const auto& [spec, outputs] : {std::pair<v1::ModelSpec, int64_t>{TinySoftmax(), 4}, {TinyLogistic(), 1}}) {
-    Fixture fixture(spec);
+    ModelFixture fixture(spec);
     const Batch batch = Features(200, 5, static_cast<int32_t>(std::max<int64_t>(outputs, 2)), 36);
     const Reference reference = RegressionOf(fixture.model().parameters(), batch, 5, outputs);
     const Trained trained = fixture.Train({Rows(batch, 0, 70), Rows(batch, 70, 200)});
@@ -291,7 +158,7 @@ TEST(Model, RegressionsAgreeWithFloat64) {
 }
 
 TEST(Model, RegressionsRefuseClassesTheyDoNotHave) {
-  Fixture softmax(TinySoftmax()), logistic(TinyLogistic());
+  ModelFixture softmax(TinySoftmax()), logistic(TinyLogistic());
   Batch batch = Features(1, 5, 1, 37);
   batch.labels[0] = 2;
   EXPECT_TRUE(softmax.model().Evaluate(batch, nullptr).ok());
@@ -301,7 +168,7 @@ TEST(Model, RegressionsRefuseClassesTheyDoNotHave) {
 
 TEST(Model, BlocksBecomeReadyLastLayerFirstAndCoverTheSpace) {
   for (const std::string kind : {"cpu", "fake_device"}) {
-    Fixture fixture(TinyGpt(), kind, 1, 5);
+    ModelFixture fixture(TinyGpt(), kind, 1, 5);
     const Trained trained = fixture.Train({Tokens(2, 7, 13, 40), Tokens(1, 3, 13, 41)});
     ASSERT_EQ(trained.ready.size(), 4u) << kind;
     uint64_t end = fixture.size();
@@ -316,7 +183,7 @@ TEST(Model, BlocksBecomeReadyLastLayerFirstAndCoverTheSpace) {
 TEST(Model, ParametersMayBeReplacedOnceTheirRangeIsReady) {
   for (const std::string kind : {"cpu", "fake_device"}) {
     for (const bool gpt : {true, false}) {
-      Fixture fixture(gpt ? TinyGpt() : TinyMlp(), kind);
+      ModelFixture fixture(gpt ? TinyGpt() : TinyMlp(), kind);
       const std::vector<Batch> batches = {gpt ? Tokens(2, 7, 13, 42) : Features(4, 5, 4, 42)};
       const Trained calm = fixture.Train(batches);
       const Trained replaced = fixture.Train(batches, /*poison=*/true);
@@ -328,7 +195,7 @@ TEST(Model, ParametersMayBeReplacedOnceTheirRangeIsReady) {
 
 TEST(Model, MicrobatchesAddUpToTheBatch) {
   for (const bool gpt : {true, false}) {
-    Fixture fixture(gpt ? TinyGpt() : TinyMlp());
+    ModelFixture fixture(gpt ? TinyGpt() : TinyMlp());
     const Batch whole = gpt ? Tokens(7, 7, 13, 50) : Features(7, 5, 4, 50);
     const Trained one = fixture.Train({whole});
     const Trained four = fixture.Train({Rows(whole, 0, 0), Rows(whole, 0, 3), Rows(whole, 3, 4), Rows(whole, 4, 7)});
@@ -341,7 +208,7 @@ TEST(Model, MicrobatchesAddUpToTheBatch) {
 }
 
 TEST(Model, PaddingChangesNothing) {
-  Fixture fixture(TinyGpt());
+  ModelFixture fixture(TinyGpt());
   const Batch shorter = Tokens(2, 4, 13, 51);
   Batch padded;
   padded.rows = 3;  // one row of nothing but padding
@@ -370,12 +237,12 @@ TEST(Model, BitsAreEqualOverBackendsDelaysAndRepetition) {
                                         gpt ? Tokens(2, 7, 13, 61) : Features(2, 5, classes, 61)};
     const std::vector<Batch> larger = {gpt ? Tokens(40, 7, 13, 62) : Features(300, 5, classes, 62)};
     for (const int threads : {1, 2}) {
-      Fixture cpu(spec, "cpu", threads);
+      ModelFixture cpu(spec, "cpu", threads);
       const Trained first = cpu.Train(batches);
       cpu.Train(larger);
       EXPECT_TRUE(SameBits(first.gradients, cpu.Train(batches).gradients)) << "after other work, gpt " << gpt;
       for (const uint64_t delays : {0, 1, 2}) {
-        Fixture device(spec, "fake_device", threads, delays);
+        ModelFixture device(spec, "fake_device", threads, delays);
         const Trained trained = device.Train(batches);
         EXPECT_TRUE(SameBits(first.gradients, trained.gradients)) << "delays " << delays << " threads " << threads;
         EXPECT_EQ(first.loss.loss, trained.loss.loss);
@@ -386,7 +253,7 @@ TEST(Model, BitsAreEqualOverBackendsDelaysAndRepetition) {
 }
 
 TEST(Model, OnlyAnnouncedParametersReachADevice) {
-  Fixture fixture(TinyMlp(), "fake_device");
+  ModelFixture fixture(TinyMlp(), "fake_device");
   const Batch batch = Features(4, 5, 4, 63);
   const double before = fixture.Loss(batch);
   Model& model = fixture.model();
@@ -400,7 +267,7 @@ TEST(Model, OnlyAnnouncedParametersReachADevice) {
 
 TEST(Model, WithoutTargetsNothingHappens) {
   for (const std::string kind : {"cpu", "fake_device"}) {
-    Fixture fixture(TinyGpt(), kind);
+    ModelFixture fixture(TinyGpt(), kind);
     const Trained before = fixture.Train({Tokens(2, 7, 13, 70)});
     Batch nothing = Tokens(2, 7, 13, 71);
     nothing.targets.assign(14, -1);
@@ -417,7 +284,7 @@ TEST(Model, WithoutTargetsNothingHappens) {
 
 TEST(Model, CancelStopsAPassAndTheNextOneIsWhole) {
   for (const std::string kind : {"cpu", "fake_device"}) {
-    Fixture fixture(TinyGpt(), kind);
+    ModelFixture fixture(TinyGpt(), kind);
     const std::vector<Batch> batches = {Tokens(2, 7, 13, 72)};
     const Trained whole = fixture.Train(batches);
     std::atomic<bool> cancel = false;
@@ -438,8 +305,8 @@ TEST(Model, CancelStopsAPassAndTheNextOneIsWhole) {
 }
 
 TEST(Model, BadBatchesAreRefused) {
-  Fixture gpt(TinyGpt());
-  const auto message = [](Fixture& fixture, const Batch& batch) {
+  ModelFixture gpt(TinyGpt());
+  const auto message = [](ModelFixture& fixture, const Batch& batch) {
     const absl::Status status = fixture.model().ForwardBackward({batch}, nullptr, nullptr).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     EXPECT_EQ(fixture.model().Evaluate(batch, nullptr).status().code(), absl::StatusCode::kInvalidArgument);
@@ -455,7 +322,7 @@ TEST(Model, BadBatchesAreRefused) {
   batch = Tokens(2, 7, 13, 80);
   batch.targets.pop_back();
   EXPECT_THAT(message(gpt, batch), HasSubstr("13 targets"));
-  Fixture mlp(TinyMlp());
+  ModelFixture mlp(TinyMlp());
   batch = Features(2, 5, 4, 80);
   batch.labels[1] = 4;
   EXPECT_THAT(message(mlp, batch), HasSubstr("row 1: label 4"));
@@ -468,7 +335,7 @@ TEST(Model, BadBatchesAreRefused) {
 
 TEST(Model, NextLogitsAreThoseOfTheLoss) {
   for (const std::string kind : {"cpu", "fake_device"}) {
-    Fixture fixture(TinyGpt(), kind);
+    ModelFixture fixture(TinyGpt(), kind);
     Batch batch = Tokens(1, 6, 13, 90);
     const std::vector<float> logits = fixture.model().NextLogits(batch.tokens).value();
     ASSERT_EQ(logits.size(), 13u);
@@ -483,172 +350,26 @@ TEST(Model, NextLogitsAreThoseOfTheLoss) {
 }
 
 TEST(Model, NanInAParameterReachesTheLoss) {
-  Fixture fixture(TinyGpt());
+  ModelFixture fixture(TinyGpt());
   fixture.model().parameters()[fixture.model().space().Find("h.1.mlp.fc.weight")->offset] =
       std::numeric_limits<float>::quiet_NaN();
   EXPECT_TRUE(std::isnan(fixture.Loss(Tokens(1, 7, 13, 91))));
 }
 
 TEST(Model, ModelsOfOneProcessDoNotMeet) {
-  Fixture alone(TinyGpt(), "cpu", 2);
+  ModelFixture alone(TinyGpt(), "cpu", 2);
   const std::vector<Batch> batches = {Tokens(3, 7, 13, 92)};
   const std::vector<float> expected = alone.Train(batches).gradients;
   std::vector<std::thread> threads;
   std::atomic<int> equal = 0;
   for (int i = 0; i < 4; ++i) {
     threads.emplace_back([&, i] {
-      Fixture fixture(TinyGpt(), i % 2 ? "fake_device" : "cpu", 2);
+      ModelFixture fixture(TinyGpt(), i % 2 ? "fake_device" : "cpu", 2);
       for (int round = 0; round < 5; ++round) equal += SameBits(expected, fixture.Train(batches).gradients);
     });
   }
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(equal, 20);
-}
-
-// --- golden files: Hugging Face names and layouts ---
-
-fs::path Shared() {
-  const char* environment = std::getenv("SLUICE_SHARED");
-  return environment != nullptr ? fs::path(environment) : fs::path(SLUICE_SOURCE_DIR) / ".." / "shared";
-}
-
-using Tensors = std::map<std::string, std::vector<float>>;
-
-Tensors ReadSafetensors(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  uint64_t size = 0;
-  file.read(reinterpret_cast<char*>(&size), 8);
-  std::string header(size, ' ');
-  file.read(header.data(), static_cast<std::streamsize>(size));
-  const nlohmann::json table = nlohmann::json::parse(header);
-  Tensors tensors;
-  for (const auto& [name, value] : table.items()) {
-    if (name == "__metadata__") continue;
-    const uint64_t begin = value["data_offsets"][0], end = value["data_offsets"][1];
-    std::vector<float> data((end - begin) / 4);
-    file.seekg(static_cast<std::streamoff>(8 + size + begin));
-    file.read(reinterpret_cast<char*>(data.data()), static_cast<std::streamsize>(end - begin));
-    const std::string prefix = "transformer.";
-    tensors[name.starts_with(prefix) ? name.substr(prefix.size()) : name] = std::move(data);
-  }
-  EXPECT_TRUE(file.good()) << path;
-  return tensors;
-}
-
-// The Hugging Face tensor that holds a tensor of ours, and the index there of each of our elements.
-struct Place {
-  std::string name;
-  std::vector<size_t> index;
-};
-Place PlaceOf(const Tensor& tensor, size_t c) {
-  const auto place = [&](const std::string& name, size_t rows, size_t cols, size_t stride, size_t first,
-                         bool transposed) {
-    Place result{name, {}};
-    for (size_t i = 0; i < rows; ++i) {
-      for (size_t j = 0; j < cols; ++j) result.index.push_back(first + (transposed ? j * stride + i : i * stride + j));
-    }
-    return result;
-  };
-  const std::string& name = tensor.name;
-  const size_t n = tensor.elements;
-  if (name == "wpe" || name == "wte") return place(name + ".weight", 1, n, n, 0, false);
-  const std::string layer = name.substr(0, name.find('.', 2) + 1);
-  const std::string rest = name.substr(layer.size());
-  const std::string kind = rest.substr(rest.rfind('.') + 1);
-  if (name.starts_with("h.") && rest.starts_with("attn.") && !rest.starts_with("attn.proj")) {
-    const size_t third = std::string("qkv").find(rest[5]) * c;
-    return kind == "weight" ? place(layer + "attn.c_attn.weight", c, c, 3 * c, third, true)
-                            : place(layer + "attn.c_attn.bias", 1, c, c, third, false);
-  }
-  if (rest == "mlp.fc.weight") return place(layer + "mlp.c_fc.weight", 4 * c, c, 4 * c, 0, true);
-  if (rest == "mlp.fc.bias") return place(layer + "mlp.c_fc.bias", 1, n, n, 0, false);
-  if (rest.starts_with("attn.proj")) return place(layer + "attn.c_proj." + kind, 1, n, n, 0, false);
-  if (rest.starts_with("mlp.proj")) return place(layer + "mlp.c_proj." + kind, 1, n, n, 0, false);
-  return place(name, 1, n, n, 0, false);
-}
-
-class Golden : public ::testing::Test {
- protected:
-  void SetUp() override {
-    data_ = Shared() / "data";
-    if (!fs::exists(data_ / "golden")) GTEST_SKIP() << "SKIPPED: no reference files at " << data_;
-    v1::ModelSpec spec;
-    spec.mutable_gpt2()->set_layers(2);
-    spec.mutable_gpt2()->set_heads(4);
-    spec.mutable_gpt2()->set_width(32);
-    spec.mutable_gpt2()->set_context(64);
-    spec.mutable_gpt2()->set_vocabulary(96);
-    fixture_ = std::make_unique<Fixture>(spec);
-    const Tensors tensors = ReadSafetensors(data_ / "synth" / "synth_gpt2_model.safetensors");
-    for (const Tensor& tensor : fixture_->model().space().tensors()) {
-      const Place place = PlaceOf(tensor, 32);
-      for (size_t i = 0; i < tensor.elements; ++i) {
-        fixture_->model().parameters()[tensor.offset + i] = tensors.at(place.name).at(place.index[i]);
-      }
-    }
-    fixture_->Changed();
-  }
-
-  nlohmann::json Json(const std::string& path) {
-    std::ifstream file(data_ / path);
-    return nlohmann::json::parse(file);
-  }
-
-  fs::path data_;
-  std::unique_ptr<Fixture> fixture_;
-};
-
-TEST_F(Golden, LogitsAndLossOfTheSyntheticModel) {
-  const nlohmann::json reference = Json("synth/synth_gpt2_reference.json");
-  const std::vector<int32_t> ids = reference["input_ids"];
-  double largest = 0, worst = 0;
-  for (size_t t = 0; t < ids.size(); ++t) {
-    const std::vector<float> found =
-        fixture_->model().NextLogits(std::vector<int32_t>(ids.begin(), ids.begin() + t + 1)).value();
-    const std::vector<double> expected = reference["logits"][t];
-    ASSERT_EQ(found.size(), expected.size());
-    for (size_t i = 0; i < found.size(); ++i) {
-      ASSERT_TRUE(std::isfinite(found[i]));
-      largest = std::max(largest, std::abs(expected[i]));
-      worst = std::max(worst, std::abs(found[i] - expected[i]));
-    }
-  }
-  EXPECT_LT(worst, 1e-6 * largest);
-  Batch batch;
-  batch.rows = 1;
-  batch.length = static_cast<int64_t>(ids.size()) - 1;
-  batch.tokens.assign(ids.begin(), ids.end() - 1);
-  batch.targets.assign(ids.begin() + 1, ids.end());
-  const LossSum loss = fixture_->model().Evaluate(batch, nullptr).value();
-  EXPECT_NEAR(loss.loss / loss.count, reference["mean_nll"].get<double>(), 1e-6);
-}
-
-TEST_F(Golden, FirstRoundOfTraining) {
-  const nlohmann::json training = Json("golden/gpt2_training.json");
-  Batch batch;
-  for (const std::vector<int32_t> row : training["rounds"][0]) {
-    ++batch.rows;
-    batch.length = static_cast<int64_t>(row.size()) - 1;
-    batch.tokens.insert(batch.tokens.end(), row.begin(), row.end() - 1);
-    batch.targets.insert(batch.targets.end(), row.begin() + 1, row.end());
-  }
-  const Trained trained = fixture_->Train({batch});
-  EXPECT_NEAR(trained.loss.loss / trained.loss.count, training["cases"]["sgd"]["losses"][0].get<double>(), 1e-6);
-  const Tensors expected = ReadSafetensors(data_ / "golden" / "gpt2_round0_gradient.safetensors");
-  Tensors found;
-  double norm = 0;
-  for (const Tensor& tensor : fixture_->model().space().tensors()) {
-    const Place place = PlaceOf(tensor, 32);
-    std::vector<float>& into = found[place.name];
-    into.resize(expected.at(place.name).size());
-    for (size_t i = 0; i < tensor.elements; ++i) {
-      into.at(place.index[i]) = static_cast<float>(trained.gradients[tensor.offset + i] / trained.loss.count);
-      norm += std::pow(into[place.index[i]], 2);
-    }
-  }
-  ASSERT_EQ(found.size(), expected.size());
-  for (const auto& [name, values] : expected) EXPECT_LT(RelativeError(found[name], values), 2e-6) << name;
-  EXPECT_NEAR(std::sqrt(norm), training["cases"]["sgd"]["gradient_norms"][0].get<double>(), 1e-6);
 }
 
 }  // namespace
