@@ -23,6 +23,7 @@
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "common/log.h"
@@ -154,14 +155,16 @@ class StreamEnd : public std::enable_shared_from_this<StreamEnd> {
     Advance();
   }
 
-  // gRPC's last event; `status` is what the stream ended with unless it was closed here.
-  void Done(absl::Status status) {
+  // gRPC's last event; `outcome` says what the stream ended with unless it was closed here. It is asked with the mutex
+  // held, so that it sees what the thread that began the stream wrote.
+  void Done(absl::FunctionRef<absl::Status()> outcome) {
     std::deque<Item> dropped;
+    absl::Status status;
     {
       absl::MutexLock lock(&mutex_);
       Abandon(&dropped);
       over_ = true;
-      if (own_close_.has_value()) status = *own_close_;
+      status = own_close_.has_value() ? *own_close_ : outcome();
       if (alarm_.has_value()) alarm_->Cancel();
     }
     dropped.clear();
@@ -273,8 +276,10 @@ class AcceptedStream final : public grpc::ServerBidiReactor<ByteBuffer, ByteBuff
   }
   void OnDone() override {
     // OnCancel comes before OnDone, whatever the order of the reads' and writes' failures.
-    Done(cancelled_ ? absl::UnavailableError(absl::StrCat("the peer ", peer_, " died or cut the stream"))
-                    : absl::OkStatus());
+    Done([this] {
+      return cancelled_ ? absl::UnavailableError(absl::StrCat("the peer ", peer_, " died or cut the stream"))
+                        : absl::OkStatus();
+    });
     keep_ = nullptr;
     const std::shared_ptr<AcceptedStream> last = std::move(self_);
   }
@@ -323,7 +328,7 @@ class OpenedStream final : public grpc::ClientBidiReactor<ByteBuffer, ByteBuffer
   void OnReadDone(bool ok) override { ReadDone(ok); }
   void OnWriteDone(bool ok) override { WriteDone(ok); }
   void OnDone(const grpc::Status& status) override {
-    Done(Understand(status));
+    Done([&] { return Understand(status); });
     context_ = nullptr;  // holds the channel: see GrpcTransport::State
     const auto done = std::move(done_);
     done(this);  // may drop the last reference

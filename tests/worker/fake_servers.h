@@ -30,7 +30,9 @@ class FakeServers {
  public:
   FakeServers(InProcessNetwork* network, std::shared_ptr<const Layout> layout);
 
-  // A new generation with the same servers: contributions are dropped, streams of the old one refused.
+  // A new generation with the same servers: Fence takes nothing of the old one any more and returns the lowest version,
+  // from which the new one starts; SetLayout drops contributions and closes the old streams.
+  uint64_t Fence();
   void SetLayout(std::shared_ptr<const Layout> layout);
   uint64_t MinVersion();
   // Waits until every chunk has reached the version.
@@ -58,10 +60,12 @@ class FakeServers {
   void OnFrame(const std::shared_ptr<Client>& client, const ParsedFrame& frame);
   void OnPush(const v1::ChunkHeader& header, const Payload& payload) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Serve(Client& client) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  uint64_t Lowest() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool At(uint64_t version) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   absl::Mutex mutex_;
   std::shared_ptr<const Layout> layout_ ABSL_GUARDED_BY(mutex_);
+  bool fenced_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<Chunk> chunks_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::shared_ptr<Client>> clients_ ABSL_GUARDED_BY(mutex_);
   std::map<std::pair<int, uint64_t>, std::map<uint32_t, v1::RoundReport>> reports_ ABSL_GUARDED_BY(mutex_);

@@ -285,7 +285,7 @@ class WorkerJobTest : public ::testing::Test {
     }
   }
   void NewGeneration() {
-    plan_.start = servers_->MinVersion();
+    plan_.start = servers_->Fence();
     ++plan_.generation;
     layout_ = plan_.Make();
     servers_->SetLayout(layout_);
