@@ -1,5 +1,7 @@
 """What all subjects of scripts/accept.sh share: folders, programs, the run over a subject's parts."""
 import argparse
+import glob
+import importlib
 import os
 import shutil
 import subprocess
@@ -19,6 +21,17 @@ OPENMP_BLAS = "/usr/lib/x86_64-linux-gnu/openblas-openmp"
 def program(*args, timeout=3600, env=None):
     return subprocess.run(args, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", timeout=timeout, env=env,
                           stdin=subprocess.DEVNULL)
+
+
+def parts_in_files(subject):
+    """For run_parts, of a subject whose parts are modules <subject>_<part>.py with a function part_<part>; NEEDS_SHARED = False
+    says that it runs without the shared data."""
+    parts = []
+    for path in sorted(glob.glob(os.path.join(os.path.dirname(os.path.abspath(__file__)), subject + "_*.py"))):
+        module_name = os.path.basename(path)[:-len(".py")]
+        module, name = importlib.import_module(module_name), module_name[len(subject) + 1:]
+        parts.append((name, getattr(module, "NEEDS_SHARED", True), getattr(module, "part_" + name)))
+    return parts
 
 
 def run_parts(parts):
