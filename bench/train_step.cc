@@ -89,7 +89,7 @@ absl::Status Run() {
     batch.targets.push_back(token(i + 1));
   }
   const std::vector<Batch> batches = {batch};
-  ASSIGN_OR_RETURN(const LossSum before, model->ForwardBackward(batches, nullptr, nullptr));
+  ASSIGN_OR_RETURN(const LossSum before, model->ForwardBackward(batches, nullptr, nullptr, nullptr));
   double squares = 0;
   for (uint64_t i = 0; i < model->space().size(); ++i) squares += std::pow(double{model->gradients()[i]}, 2);
   const double step = 0.05 * before.loss / squares;
@@ -103,7 +103,7 @@ absl::Status Run() {
   const double end = Now() + absl::GetFlag(FLAGS_seconds);
   while (Now() < end || seconds.size() < 5) {
     const double start = Now();
-    RETURN_IF_ERROR(model->ForwardBackward(batches, nullptr, nullptr).status());
+    RETURN_IF_ERROR(model->ForwardBackward(batches, nullptr, nullptr, nullptr).status());
     seconds.push_back(Now() - start);
   }
   ASSIGN_OR_RETURN(const double ceiling, ProductRate(backend.get()));

@@ -86,7 +86,11 @@ void RoundCore::Step() {
       if (at_current_ == chunks_.size()) async() ? BeginLease() : BeginRound();
       break;
     case Phase::kWaiting:
-      if (at_next_ == chunks_.size()) async() ? EndLease() : Advance();
+      if (async()) {
+        if (at_next_ == chunks_.size()) EndLease();
+      } else if (at_next_ == chunks_.size() || !(layout_->EvaluateAt(round_ + 1) || round_ + 1 >= layout_->rounds())) {
+        Advance();
+      }
       break;
     default:
       break;
@@ -96,15 +100,20 @@ void RoundCore::Step() {
 void RoundCore::Advance() {
   ++round_;
   evaluated_ = computed_ = false;
+  at_current_ = at_next_;
   at_next_ = 0;
-  for (uint64_t i = 0; i < chunks_.size(); ++i) {
-    chunks_[i].pushed = false;
-    chunks_[i].unready = layout_->table().range(i).size();
-  }
+  count_before_ = count_;
+  for (uint64_t i = 0; i < chunks_.size(); ++i) chunks_[i].unready = layout_->table().range(i).size();
+  if (at_current_ == chunks_.size()) Settle();
+  BeginRound();
+}
+
+// Every chunk is at round_.
+void RoundCore::Settle() {
   // A report of the round before may still be lost with its stream; an older one cannot (the holder has had later
   // pushes).
   std::erase_if(reports_, [this](const v1::RoundReport& report) { return report.round() + 1 < round_; });
-  BeginRound();
+  actions_->AllInPlace(round_);
 }
 
 void RoundCore::BeginRound() {
@@ -138,11 +147,13 @@ void RoundCore::OnBatch(uint64_t generation, uint64_t round, double count) {
   if (!Current(generation, round, Phase::kComputing)) return;
   count_ = count;
   if (count > 0) return;
+  CHECK(async() || at_current_ == chunks_.size(), "round {} is computed before every chunk is at it", round);
   for (uint64_t i = 0; i < chunks_.size(); ++i) Issue(i);
 }
 
 void RoundCore::OnGradientReady(uint64_t generation, uint64_t round, Range range) {
   if (!Current(generation, round, Phase::kComputing) || range.size() == 0) return;
+  CHECK(async() || at_current_ == chunks_.size(), "a gradient of round {} before every chunk is at it", round);
   const ChunkTable& table = layout_->table();
   CHECK(range.begin < range.end && range.end <= table.parameters(), "gradient range [{}, {}) of {} elements",
         range.begin, range.end, table.parameters());
@@ -158,7 +169,7 @@ void RoundCore::OnGradientReady(uint64_t generation, uint64_t round, Range range
 // The backward is past the chunk: its contribution leaves and its parameters may be replaced.
 void RoundCore::Issue(uint64_t index) {
   Chunk& chunk = chunks_[index];
-  chunk.pushed = true;
+  chunk.pushed = round_ + 1;
   if (async() || chunk.want <= round_ + 1) SendPush(index);  // else it is committed already
   if (chunk.kept) HandOut(index, round_ + 1, std::exchange(chunk.kept, nullptr));
 }
@@ -169,10 +180,13 @@ void RoundCore::SendPush(uint64_t index) {
   v1::ChunkHeader header;
   header.set_chunk(index);
   header.set_generation(generation());
-  header.set_round(round_);
+  // Its commit may be outstanding while the next round is being computed already.
+  const uint64_t round = chunk.pushed - 1;
+  const double count = round == round_ ? count_ : count_before_;
+  header.set_round(round);
   header.set_contributor(rank_);
-  header.set_elements(count_ > 0 ? layout_->table().range(index).size() : 0);
-  header.set_count(count_);
+  header.set_elements(count > 0 ? layout_->table().range(index).size() : 0);
+  header.set_count(count);
   header.set_space(layout_->plan().space());
   if (async()) {
     header.set_round(static_cast<uint64_t>(chunk.installed));
@@ -195,7 +209,7 @@ void RoundCore::OnComputed(uint64_t generation, uint64_t round, const WorkSum& s
       }
     }
     for (uint64_t i = 0; i < chunks_.size(); ++i) {
-      CHECK(chunks_[i].pushed, "round {} was computed, but the gradient of chunk {} lacks {} elements", round, i,
+      CHECK(Pushed(chunks_[i]), "round {} was computed, but the gradient of chunk {} lacks {} elements", round, i,
             chunks_[i].unready);
     }
     computed_ = true;
@@ -236,7 +250,7 @@ void RoundCore::OnStreamUp(uint64_t generation, size_t server) {
     SubscribeMissing(server);
     if (server == holder_ && phase_ == Phase::kAsking) actions_->Ask(server, request_);
     for (uint64_t i = 0; i < chunks_.size(); ++i) {
-      if (chunks_[i].primary == server && chunks_[i].pushed && !chunks_[i].answered) SendPush(i);
+      if (chunks_[i].primary == server && chunks_[i].pushed > 0 && !chunks_[i].answered) SendPush(i);
     }
     return;
   }
@@ -258,7 +272,7 @@ void RoundCore::OnStreamUp(uint64_t generation, size_t server) {
     for (const v1::RoundReport& report : reports_) actions_->Report(server, report);
   }
   for (uint64_t i = 0; i < chunks_.size(); ++i) {
-    if (chunks_[i].primary == server && chunks_[i].pushed && chunks_[i].want <= round_ + 1) SendPush(i);
+    if (chunks_[i].primary == server && chunks_[i].pushed > 0 && chunks_[i].want <= chunks_[i].pushed) SendPush(i);
   }
 }
 
@@ -290,7 +304,7 @@ absl::Status RoundCore::OnCommit(const v1::ChunkHeader& header, std::shared_ptr<
                                                    chunk.want, " in round ", round_));
   }
   ++chunk.want;
-  if (version == round_ + 1 && !chunk.pushed) {
+  if (version == round_ + 1 && !Pushed(chunk)) {
     chunk.kept = std::move(value);
   } else {
     HandOut(index, version, std::move(value));
@@ -308,9 +322,21 @@ void RoundCore::OnInstalled(uint64_t generation, uint64_t chunk, uint64_t versio
   --installing_;
   if (generation == this->generation() && !chunks_.empty()) {
     chunks_[chunk].installed = static_cast<int64_t>(version);
-    ++((async() ? phase_ == Phase::kPulling : version == round_) ? at_current_ : at_next_);
+    const bool current = async() ? phase_ == Phase::kPulling : version == round_;
+    ++(current ? at_current_ : at_next_);
+    if (current && !async() && at_current_ == chunks_.size()) Settle();
   }
   Step();
+}
+
+bool RoundCore::InPlace(Range range) const {
+  if (phase_ != Phase::kComputing) return false;
+  if (async() || at_current_ == chunks_.size() || range.size() == 0) return true;
+  const ChunkTable& table = layout_->table();
+  for (uint64_t i = table.chunk_at(range.begin); i <= table.chunk_at(range.end - 1); ++i) {
+    if (chunks_[i].installed < static_cast<int64_t>(round_)) return false;
+  }
+  return true;
 }
 
 // ---------------------------------------------------------------- for people
@@ -318,7 +344,8 @@ std::string RoundCore::Describe() const {
   if (!layout_) return "no plan yet";
   std::string text = absl::StrCat("job ", layout_->plan().job_id(), " generation ", generation(), " rank ", rank_,
                                   " round ", round_, ": ");
-  const uint64_t missing = phase_ == Phase::kPulling ? round_ : round_ + 1;
+  const bool on_the_way = phase_ == Phase::kComputing && !async() && at_current_ < chunks_.size();
+  const uint64_t missing = phase_ == Phase::kPulling || on_the_way ? round_ : round_ + 1;
   switch (phase_) {
     case Phase::kStopping:
       return absl::StrCat(text, "stops what is under way (", busy_ ? "work" : "", busy_ && installing_ ? ", " : "",
@@ -329,7 +356,8 @@ std::string RoundCore::Describe() const {
     case Phase::kEvaluating:
       return text + "evaluates";
     case Phase::kComputing:
-      return text + "computes";
+      if (!on_the_way) return text + "computes";
+      break;
     case Phase::kFinished:
       return text + "waits for the end of the job";
     case Phase::kPulling:

@@ -4,8 +4,12 @@
 //
 //   plan -> [stop what is under way] -> streams, subscribe -> every chunk at version r in place
 //        -> evaluate r, where it is due -> compute round r: gradients become ready, are pushed -> report
-//        -> commits of r+1 arrive, are put in place -> round r+1 ... until version `rounds`; then stay until the job
-//        ends.
+//        -> round r+1: its forward reads a range as soon as InPlace says that its commits have arrived and are in place
+//        ... until version `rounds`; then stay until the job ends.
+//
+// The next round is handed out at once when a round has been computed (where no evaluation comes first), so that its
+// samples are prepared and its first layers computed while commits still arrive. Nothing of round r+1 leaves before
+// every chunk is at r+1: a gradient is first written after the whole forward.
 //
 // In async (round_core_async.cc) a lease of positions takes the place of the round:
 //
@@ -60,7 +64,7 @@ class RoundActions {
   // On an open stream only.
   virtual void Subscribe(size_t server, const v1::Subscribe& subscribe) = 0;
   // The contribution to header.chunk; header.elements 0: an empty one. It must stay readable until its commit is seen
-  // or the generation ends, that is, until the next StartCompute.
+  // or the generation ends, that is, until the next AllInPlace (async: StartCompute).
   virtual void Push(size_t server, const v1::ChunkHeader& header) = 0;
   virtual void Report(size_t server, const v1::RoundReport& report) = 0;
   // Async.
@@ -71,7 +75,11 @@ class RoundActions {
   virtual void Install(uint64_t generation, uint64_t chunk, uint64_t version,
                        std::shared_ptr<const CommitValue> value) = 0;
 
+  // Not in async: every chunk is at `version`. Contributions to rounds before it are committed.
+  virtual void AllInPlace(uint64_t version) = 0;
+
   // In async the core's lease() says which positions, or which slice of the evaluation.
+  // Of a round that is computed, parameters may still be on the way: InPlace. An evaluation has all of them.
   // One piece of work at a time; each ends with exactly one of OnComputed, OnEvaluated, OnStopped.
   virtual void StartCompute(uint64_t generation, uint64_t round) = 0;
   virtual void StartEvaluation(uint64_t generation, uint64_t version) = 0;
@@ -107,9 +115,10 @@ class RoundCore {
   // Async. Of another generation or request: dropped.
   absl::Status OnLease(const v1::Lease& lease);
   // The round's samples of this replica hold `count` targets; before the first OnGradientReady. With 0 the empty
-  // contributions leave at once and no gradient is expected.
+  // contributions leave at once and no gradient is expected: then every chunk must be in place.
   void OnBatch(uint64_t generation, uint64_t round, double count);
-  // These elements of the gradient are final. Ranges of a round are disjoint and cover the space by OnComputed.
+  // These elements of the gradient are final; every chunk is in place. Ranges of a round are disjoint and cover the
+  // space by OnComputed.
   void OnGradientReady(uint64_t generation, uint64_t round, Range range);
   void OnComputed(uint64_t generation, uint64_t round, const WorkSum& sum);
   void OnEvaluated(uint64_t generation, uint64_t version, const WorkSum& sum);
@@ -127,6 +136,9 @@ class RoundCore {
   uint32_t rank() const { return rank_; }
   const std::vector<ServerEnd>& servers() const { return servers_; }
   bool busy() const { return busy_; }  // a piece of work is under way
+  // Whether the computing under way may read these elements: their chunks are at the version that it computes from.
+  // They stay until the gradient of the chunk has been ready. False when the work is not wanted any more.
+  bool InPlace(Range range) const;
   // Version in place, or -1 where none of this generation is.
   int64_t installed(uint64_t chunk) const { return chunks_[chunk].installed; }
   // "job kjv-1 generation 2 rank 1: round 17 waits for 3 of 40 chunks at version 18 (chunk 7 from server-1, ...)".
@@ -136,17 +148,20 @@ class RoundCore {
   struct Chunk {
     uint32_t primary = 0, tail = 0;  // indices into servers_
     int64_t installed = -1;
-    uint64_t want = 0;                        // lowest version not received yet
-    uint64_t unready = 0;                     // elements of the gradient still to come
-    bool pushed = false;                      // own push for round_ (async: of the lease) was issued
+    uint64_t want = 0;     // lowest version not received yet
+    uint64_t unready = 0;  // elements of the gradient still to come
+    // Version that the newest own push issued in this generation makes, its round + 1 (async: of this lease); 0: none.
+    uint64_t pushed = 0;
     bool answered = false;                    // async: the subscribe or push of now was
-    std::shared_ptr<const CommitValue> kept;  // version round_ + 1, received before `pushed`
+    std::shared_ptr<const CommitValue> kept;  // version round_ + 1, received before the push
   };
 
   void Step();
   void BeginGeneration();
   void BeginRound();
   void Advance();
+  void Settle();
+  bool Pushed(const Chunk& chunk) const { return chunk.pushed == round_ + 1; }
   void Issue(uint64_t chunk);
   void SendPush(uint64_t chunk);
   void Keep(v1::RoundReport::Kind kind, uint64_t round, const WorkSum& sum);
@@ -176,6 +191,7 @@ class RoundCore {
   bool evaluated_ = false;   // version round_, in this generation
   bool computed_ = false;    // round round_
   double count_ = 0;         // targets of round round_
+  double count_before_ = 0;  // and of the one before
   uint64_t at_current_ = 0;  // chunks in place at round_ or later
   uint64_t at_next_ = 0;     // chunks in place at round_ + 1
 
@@ -189,7 +205,7 @@ class RoundCore {
   v1::RoundReport answers_;               // what the commits said of the lease's contributions
   WorkSum sum_;                           // of the lease's computing
   float scale_ = 0;                       // of its contributions, by clipping; 0: not clipped
-  std::vector<v1::RoundReport> reports_;  // of rounds >= round_ - 1: sent again on every opening of the holder's stream
+  std::vector<v1::RoundReport> reports_;  // that may be lost yet: sent again on every opening of the holder's stream
 };
 
 }  // namespace sluice

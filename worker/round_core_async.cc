@@ -14,7 +14,7 @@ void RoundCore::Pull() {
   phase_ = Phase::kPulling;
   at_current_ = 0;
   for (Chunk& chunk : chunks_) {
-    chunk.pushed = false;
+    chunk.pushed = 0;
     chunk.answered = false;
   }
   for (size_t server = 0; server < servers_.size(); ++server) {
@@ -78,7 +78,7 @@ absl::Status RoundCore::OnLease(const v1::Lease& lease) {
   at_next_ = 0;
   count_ = 0;
   for (uint64_t i = 0; i < chunks_.size(); ++i) {
-    chunks_[i].pushed = false;
+    chunks_[i].pushed = 0;
     chunks_[i].answered = false;
     chunks_[i].unready = layout_->table().range(i).size();
   }
@@ -108,7 +108,7 @@ void RoundCore::EndLease() {
   report.set_compute_seconds(sum_.seconds);
   report.set_gradient_norm(sum_.gradient_norm);
   lease_.Clear();
-  for (Chunk& chunk : chunks_) chunk.pushed = false;
+  for (Chunk& chunk : chunks_) chunk.pushed = 0;
   AskForLease(&report);
 }
 
@@ -118,7 +118,7 @@ absl::Status RoundCore::OnAnswer(const v1::ChunkHeader& header, std::shared_ptr<
   if (header.positions() == 0) {
     if (phase_ != Phase::kPulling) return absl::OkStatus();  // said again
   } else {
-    const bool mine = (phase_ == Phase::kComputing || phase_ == Phase::kWaiting) && chunk.pushed &&
+    const bool mine = (phase_ == Phase::kComputing || phase_ == Phase::kWaiting) && chunk.pushed > 0 &&
                       header.position() == lease_.position() && header.positions() == lease_.positions();
     if (!mine) return absl::OkStatus();
     if (static_cast<int64_t>(header.round()) < chunk.installed) {

@@ -58,10 +58,16 @@ absl::StatusOr<LossSum> TrainLoop::Train(const Work& work) {
     count += static_cast<double>(batch.count);
     microbatches.push_back(std::move(batch));
   }
+  if (count == 0) {
+    // Nobody may be ahead of a version: empty contributions too wait until this replica has all of it.
+    RETURN_IF_ERROR(rounds_->ParametersNeeded(work, {0, model_->space().size()}));
+    rounds_->Begin(work, count);  // they leave
+    return LossSum();
+  }
   rounds_->Begin(work, count);
-  if (count == 0) return LossSum();  // empty contributions have left
   return model_->ForwardBackward(
-      microbatches, [this, &work](Range range) { rounds_->GradientReady(work, range); }, work.cancel);
+      microbatches, [this, &work](Range range) { return rounds_->ParametersNeeded(work, range); },
+      [this, &work](Range range) { rounds_->GradientReady(work, range); }, work.cancel);
 }
 
 absl::StatusOr<LossSum> TrainLoop::Evaluate(const Work& work) {

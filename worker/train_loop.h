@@ -1,9 +1,10 @@
 // The page to read: what a worker does all day.
 //
-//   join, pull          Rounds::Next returns once every parameter of the open round is in place
-//   batch               the positions that the round owns, this replica's slots of them, cut into microbatches
-//   forward, backward   Model::ForwardBackward; gradient ranges leave through Rounds::GradientReady as they become
-//   final commits             arrive meanwhile and replace the parameters chunk by chunk (worker_job.h) next
+//   join, pull   Rounds::Next returns with a round once the one before has been computed
+//   batch        the positions that the round owns, this replica's slots of them, cut into microbatches
+//   forward      Model::ForwardBackward waits at Rounds::ParametersNeeded for each layer's parameters
+//   backward     gradient ranges leave through Rounds::GradientReady as they become final
+//   commits      arrive meanwhile and replace the parameters chunk by chunk (worker_job.h), first layers first
 //
 // The same loop serves every model and every source of data. It knows nothing of servers, streams or generations: when
 // a generation ends, its cancel flag is set and the next work is of the new one.
@@ -43,12 +44,18 @@ struct Work {
 class Rounds {
  public:
   virtual ~Rounds() = default;
-  // Blocks until there is something to do; kEnd: the job has ended. Model::parameters() then hold version work.round
-  // whole, and nobody writes them before GradientReady names the range (or, with `count` 0, before Begin).
+  // Blocks until there is something to do; kEnd: the job has ended. For kEvaluate Model::parameters() then hold version
+  // work.round whole and nobody writes them; for kTrain they come to hold it, see ParametersNeeded.
   virtual Work Next() = 0;
-  // kTrain: the work's samples hold `count` targets.
+  // kTrain: blocks until these elements of Model::parameters() are at version work.round; then nobody writes them
+  // before GradientReady names the range (or, with `count` 0, before Begin). CANCELLED when the work is not wanted any
+  // more.
+  virtual absl::Status ParametersNeeded(const Work& work, Range range) = 0;
+  // kTrain: the work's samples hold `count` targets. With 0 all parameters are in place, and no gradient follows; else
+  // they are when the first gradient is ready.
   virtual void Begin(const Work& work, double count) = 0;
   virtual void GradientReady(const Work& work, Range range) = 0;
+  // `seconds` since Next returned, waits in ParametersNeeded included.
   virtual void Done(const Work& work, const LossSum& sum, double seconds) = 0;
   // It was cancelled, or failed.
   virtual void Stopped(const Work& work) = 0;

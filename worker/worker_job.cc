@@ -180,10 +180,10 @@ void WorkerJob::Ask(size_t server, const v1::LeaseRequest& request) {
   client_.Ask(core_.generation(), server, request);
 }
 
-void WorkerJob::StartCompute(uint64_t generation, uint64_t round) {
-  if (!core_.layout()->async()) client_.DropBefore(round);
-  SetWork(Work::kTrain, generation, round);
-}
+// Pushes of committed rounds that still wait must not leave any more: their memory will be written.
+void WorkerJob::AllInPlace(uint64_t version) { client_.DropBefore(version); }
+
+void WorkerJob::StartCompute(uint64_t generation, uint64_t round) { SetWork(Work::kTrain, generation, round); }
 
 void WorkerJob::StartEvaluation(uint64_t generation, uint64_t version) {
   SetWork(Work::kEvaluate, generation, version);
@@ -227,6 +227,17 @@ Work WorkerJob::Next() {
   const Work work = *work_;
   work_.reset();
   return work;
+}
+
+absl::Status WorkerJob::ParametersNeeded(const Work& work, Range range) {
+  absl::MutexLock lock(&mutex_);
+  const auto ready = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return *work.cancel || core_.InPlace(range); };
+  absl::Duration patience = kFirstStallLog;
+  while (!mutex_.AwaitWithTimeout(absl::Condition(&ready), patience)) {
+    LOG_WARN("{}, for some {} s", core_.Describe(), patience / absl::Seconds(1));
+    patience *= 2;
+  }
+  return *work.cancel ? absl::CancelledError("the generation ended") : absl::OkStatus();
 }
 
 void WorkerJob::Begin(const Work& work, double count) {

@@ -4,8 +4,9 @@
 //
 // mutex_ guards the core and is held for decisions only. Parameters are written outside of it by the thread that
 // brought the commit (or, for a value that was kept, by the train thread). The core hands out an install only when
-// nobody reads the chunk in this round any more, and starts no new generation before every install handed out has been
-// reported back: so a write meets neither the model's reads nor a write of another generation.
+// nobody reads the chunk in its round any more, lets the next round read it (ParametersNeeded) only when the install
+// has been reported back, and starts no new generation before every install handed out has been reported back: so a
+// write meets neither the model's reads nor a write of another generation.
 #ifndef SLUICE_WORKER_WORKER_JOB_H_
 #define SLUICE_WORKER_WORKER_JOB_H_
 
@@ -93,6 +94,7 @@ class WorkerJob : private RoundActions, private Rounds, private PsClient::Events
   void Ask(size_t server, const v1::LeaseRequest& request) override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Install(uint64_t generation, uint64_t chunk, uint64_t version, std::shared_ptr<const CommitValue> value) override
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void AllInPlace(uint64_t version) override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void StartCompute(uint64_t generation, uint64_t round) override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void StartEvaluation(uint64_t generation, uint64_t version) override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CancelWork() override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -100,6 +102,7 @@ class WorkerJob : private RoundActions, private Rounds, private PsClient::Events
 
   // Rounds: called by the train loop.
   Work Next() override;
+  absl::Status ParametersNeeded(const Work& work, Range range) override;
   void Begin(const Work& work, double count) override;
   void GradientReady(const Work& work, Range range) override;
   void Done(const Work& work, const LossSum& sum, double seconds) override;

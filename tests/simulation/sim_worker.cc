@@ -167,26 +167,40 @@ void SimWorker::Begin(uint64_t generation, uint64_t round, bool evaluation) {
   work_->generation = generation;
   work_->round = round;
   work_->evaluation = evaluation;
-  uint64_t hash = Mix(round, 3);
-  for (uint64_t c = 0; c < layout_->table().chunks(); ++c) {
-    if (cluster_->async()) {
-      work_->bases.push_back(parameters_[c].first);
-      if (evaluation && round == layout_->rounds() && parameters_[c].second != cluster_->ExpectedCount()) {
-        cluster_->Fail(absl::StrCat(id_.name(), " evaluates chunk ", c, " before its last contribution"));
-      }
-    } else if (parameters_[c].first != round) {
-      cluster_->Fail(
-          absl::StrCat(id_.name(), " starts on version ", round, " with chunk ", c, " at ", parameters_[c].first));
-    }
-    hash = Mix(hash, parameters_[c].second);
-    work_->order.push_back(c);
-  }
-  work_->hash = hash;
+  work_->hash = Mix(round, 3);
+  for (uint64_t c = 0; c < layout_->table().chunks(); ++c) work_->order.push_back(c);
   for (size_t i = work_->order.size(); i > 1; --i)
     std::swap(work_->order[i - 1], work_->order[cluster_->world.Below(i)]);
   // Events of the core must not come from inside its own.
-  cluster_->world.After(absl::Milliseconds(1 + cluster_->world.Random() * 6), life_,
-                        [self = shared_from_this(), work = work_] {
+  cluster_->world.After(absl::Milliseconds(cluster_->world.Random() * 2), life_,
+                        [self = shared_from_this(), work = work_] { self->Forward(work); });
+}
+
+// Reads the chunks in their order, a few at a time, each when it may be read.
+void SimWorker::Forward(const std::shared_ptr<Work>& work) {
+  if (work->cancelled) return Continue(work);
+  for (; work->read < work->order.size(); ++work->read) {
+    const uint64_t c = work->read;
+    if (!work->evaluation && !work->core->InPlace(layout_->table().range(c))) break;
+    const auto& [version, hash] = parameters_[c];
+    if (cluster_->async()) {
+      work->bases.push_back(version);
+      if (work->evaluation && work->round == layout_->rounds() && hash != cluster_->ExpectedCount()) {
+        cluster_->Fail(absl::StrCat(id_.name(), " evaluates chunk ", c, " before its last contribution"));
+      }
+    } else if (version != work->round) {
+      cluster_->Fail(absl::StrCat(id_.name(), " reads chunk ", c, " at version ", version, " in round ", work->round));
+    }
+    work->hash = Mix(work->hash, hash);
+    if (cluster_->world.Chance(.3)) {
+      ++work->read;
+      break;
+    }
+  }
+  const bool whole = work->read == work->order.size();
+  cluster_->world.After(absl::Milliseconds(.3 + cluster_->world.Random() * 3), life_,
+                        [self = shared_from_this(), work, whole] {
+                          if (!whole) return self->Forward(work);
                           if (!work->cancelled && !work->evaluation) {
                             self->gradient_hash_ = work->hash;
                             work->core->OnBatch(work->generation, work->round, self->Count(work->round));
@@ -195,6 +209,15 @@ void SimWorker::Begin(uint64_t generation, uint64_t round, bool evaluation) {
                           if (work->evaluation) work->order.clear();
                           self->Continue(work);
                         });
+}
+
+void SimWorker::AllInPlace(uint64_t version) {
+  for (uint64_t c = 0; c < layout_->table().chunks(); ++c) {
+    if (parameters_[c].first < version) {
+      cluster_->Fail(
+          absl::StrCat(id_.name(), ": chunk ", c, " is at ", parameters_[c].first, " when all are at ", version));
+    }
+  }
 }
 
 void SimWorker::Continue(const std::shared_ptr<Work>& work) {

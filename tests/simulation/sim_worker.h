@@ -35,7 +35,8 @@ class SimWorker : public RoundActions, public std::enable_shared_from_this<SimWo
     std::shared_ptr<RoundCore> core;
     uint64_t generation = 0, round = 0;
     bool evaluation = false, cancelled = false;
-    uint64_t hash = 0;            // of all parameters used
+    uint64_t hash = 0;            // of all parameters used, so far
+    uint64_t read = 0;            // chunks that the forward has read
     std::vector<uint64_t> order;  // chunks whose gradients are still to come
     std::vector<uint64_t> bases;  // async: versions computed from, by chunk
   };
@@ -48,12 +49,14 @@ class SimWorker : public RoundActions, public std::enable_shared_from_this<SimWo
   void Ask(size_t server, const v1::LeaseRequest& request) override;
   void Install(uint64_t generation, uint64_t chunk, uint64_t version,
                std::shared_ptr<const CommitValue> value) override;
+  void AllInPlace(uint64_t version) override;
   void StartCompute(uint64_t generation, uint64_t round) override;
   void StartEvaluation(uint64_t generation, uint64_t version) override;
   void CancelWork() override;
 
   void OpenStream(uint64_t generation, size_t server);
   void Begin(uint64_t generation, uint64_t round, bool evaluation);
+  void Forward(const std::shared_ptr<Work>& work);
   void Continue(const std::shared_ptr<Work>& work);
   double Count(uint64_t round) const;
   uint64_t GradientHash(uint64_t round, uint64_t chunk) const;

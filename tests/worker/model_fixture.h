@@ -99,7 +99,7 @@ class ModelFixture {
     const std::vector<float> before(model_->parameters(), model_->parameters() + size());
     std::vector<float> seen(size(), -1.0f);
     auto loss = model_->ForwardBackward(
-        batches,
+        batches, nullptr,
         [&](Range range) {
           result.ready.push_back(range);
           // The values are final when the sink is called.

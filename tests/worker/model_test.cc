@@ -290,7 +290,7 @@ TEST(Model, CancelStopsAPassAndTheNextOneIsWhole) {
     std::atomic<bool> cancel = false;
     int calls = 0;
     const auto stopped = fixture.model().ForwardBackward(
-        batches,
+        batches, nullptr,
         [&](Range) {
           ++calls;
           cancel = true;
@@ -298,16 +298,62 @@ TEST(Model, CancelStopsAPassAndTheNextOneIsWhole) {
         &cancel);
     EXPECT_EQ(stopped.status().code(), absl::StatusCode::kCancelled);
     EXPECT_LT(calls, 4);
-    EXPECT_EQ(fixture.model().ForwardBackward(batches, nullptr, &cancel).status().code(), absl::StatusCode::kCancelled);
+    EXPECT_EQ(fixture.model().ForwardBackward(batches, nullptr, nullptr, &cancel).status().code(),
+              absl::StatusCode::kCancelled);
     EXPECT_EQ(fixture.model().Evaluate(batches[0], &cancel).status().code(), absl::StatusCode::kCancelled);
     EXPECT_TRUE(SameBits(whole.gradients, fixture.Train(batches).gradients));
+  }
+}
+
+// Parameters come in only at the gate: a pass that read any of them before would compute with NaN.
+TEST(Model, ReadsNothingThatTheGateHasNotLetThrough) {
+  for (const bool gpt : {true, false}) {
+    for (const std::string kind : {"cpu", "fake_device"}) {
+      ModelFixture fixture(gpt ? TinyGpt() : TinyMlp(), kind);
+      const auto some = [&](int64_t seed) { return gpt ? Tokens(2, 7, 13, seed) : Features(3, 5, 4, seed); };
+      const std::vector<Batch> batches = {some(90), some(91)};
+      const Trained whole = fixture.Train(batches);
+      float* const parameters = fixture.model().parameters();
+      const std::vector<float> values(parameters, parameters + fixture.size());
+      std::fill_n(parameters, fixture.size(), std::numeric_limits<float>::quiet_NaN());
+      fixture.Changed();
+      uint64_t next = 0;
+      bool gradients = false;
+      const auto loss = fixture.model().ForwardBackward(
+          batches,
+          [&](Range range) {
+            EXPECT_EQ(range.begin, next) << "in the order of the space, which servers send in";
+            EXPECT_FALSE(gradients) << "a gradient before the whole forward";
+            std::copy(values.begin() + range.begin, values.begin() + range.end, parameters + range.begin);
+            next = range.end;
+            return absl::OkStatus();
+          },
+          [&](Range) { gradients = true; }, nullptr);
+      ASSERT_TRUE(loss.ok()) << loss.status();
+      EXPECT_EQ(next, fixture.size());
+      EXPECT_EQ(loss->loss, whole.loss.loss);
+      EXPECT_EQ(std::memcmp(fixture.model().gradients(), whole.gradients.data(), fixture.size() * sizeof(float)), 0);
+
+      // One that is turned away in the middle writes no gradient, and the next pass is whole.
+      int calls = 0;
+      const absl::Status status =
+          fixture.model()
+              .ForwardBackward(
+                  batches, [&](Range) { return ++calls < 2 ? absl::OkStatus() : absl::CancelledError("turned away"); },
+                  [&](Range) { ADD_FAILURE() << "a gradient of a pass that was turned away"; }, nullptr)
+              .status();
+      EXPECT_EQ(status.code(), absl::StatusCode::kCancelled);
+      EXPECT_EQ(calls, 2);
+      EXPECT_EQ(std::memcmp(fixture.model().gradients(), whole.gradients.data(), fixture.size() * sizeof(float)), 0);
+      EXPECT_TRUE(SameBits(whole.gradients, fixture.Train(batches).gradients));
+    }
   }
 }
 
 TEST(Model, BadBatchesAreRefused) {
   ModelFixture gpt(TinyGpt());
   const auto message = [](ModelFixture& fixture, const Batch& batch) {
-    const absl::Status status = fixture.model().ForwardBackward({batch}, nullptr, nullptr).status();
+    const absl::Status status = fixture.model().ForwardBackward({batch}, nullptr, nullptr, nullptr).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     EXPECT_EQ(fixture.model().Evaluate(batch, nullptr).status().code(), absl::StatusCode::kInvalidArgument);
     return std::string(status.message());

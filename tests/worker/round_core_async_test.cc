@@ -41,6 +41,7 @@ class Recorder : public RoundActions {
   void Install(uint64_t, uint64_t chunk, uint64_t version, std::shared_ptr<const CommitValue>) override {
     Say("install c", chunk, " v", version);
   }
+  void AllInPlace(uint64_t version) override { ADD_FAILURE() << "in async there is no version of all"; }
   void StartCompute(uint64_t, uint64_t round) override { Say("compute ", round); }
   void StartEvaluation(uint64_t, uint64_t version) override { Say("evaluate ", version); }
   void CancelWork() override { Say("cancel"); }

@@ -46,11 +46,13 @@ class Recorder : public RoundActions {
                std::shared_ptr<const CommitValue> value) override {
     Say("install g", generation, " c", chunk, " v", version);
   }
+  void AllInPlace(uint64_t version) override { in_place = version; }
   void StartCompute(uint64_t generation, uint64_t round) override { Say("compute g", generation, " r", round); }
   void StartEvaluation(uint64_t generation, uint64_t version) override { Say("evaluate g", generation, " v", version); }
   void CancelWork() override { Say("cancel"); }
 
   std::vector<std::string> Take() { return std::exchange(said_, {}); }
+  uint64_t in_place = UINT64_MAX;  // version, as it was said last
 
  private:
   template <typename... Args>
@@ -138,10 +140,10 @@ TEST_F(RoundCoreTest, ChunksLeaveWhenTheirLastElementIsReady) {
   core_.OnGradientReady(1, 0, {0, 1});
   EXPECT_THAT(said_.Take(), ElementsAre("push s0 c0 r0 g1 n3 count 5"));
   core_.OnComputed(1, 0, {.loss = 7, .count = 5});
-  EXPECT_THAT(said_.Take(), ElementsAre("train report s0 r0 g1 loss 7"));
+  EXPECT_THAT(said_.Take(), ElementsAre("train report s0 r0 g1 loss 7", "compute g1 r1"));
 }
 
-TEST_F(RoundCoreTest, AdvancesWhenComputedAndAllCommitted) {
+TEST_F(RoundCoreTest, AdvancesOnlyWhenItHasComputed) {
   Plan(1, 0);
   Pulled(1, 0);
   core_.OnBatch(1, 0, 5);
@@ -167,10 +169,12 @@ TEST_F(RoundCoreTest, CommitBeforeOwnPushIsKeptAndInstalledLater) {
   EXPECT_EQ(core_.installed(1), 5);
   core_.OnGradientReady(2, 4, {0, 3});
   core_.OnComputed(2, 4, {.loss = 1, .count = 5});
+  EXPECT_EQ(core_.round(), 5u);
+  EXPECT_TRUE(core_.InPlace({3, 6}));
+  EXPECT_FALSE(core_.InPlace({0, 8}));
   CommitAndInstall(2, 0, 5);
-  said_.Take();
   CommitAndInstall(2, 2, 5);
-  EXPECT_THAT(said_.Take(), ElementsAre("install g2 c2 v5", "compute g2 r5"));
+  EXPECT_TRUE(core_.InPlace({0, 8}));
 }
 
 TEST_F(RoundCoreTest, EmptyReplicaSendsEmptyContributionsForAll) {
@@ -180,7 +184,7 @@ TEST_F(RoundCoreTest, EmptyReplicaSendsEmptyContributionsForAll) {
   EXPECT_THAT(said_.Take(),
               ElementsAre("push s0 c0 r0 g1 n0 count 0", "push s1 c1 r0 g1 n0 count 0", "push s0 c2 r0 g1 n0 count 0"));
   core_.OnComputed(1, 0, {});
-  EXPECT_THAT(said_.Take(), ElementsAre("train report s0 r0 g1 loss 0"));
+  EXPECT_THAT(said_.Take(), ElementsAre("train report s0 r0 g1 loss 0", "compute g1 r1"));
   for (uint64_t chunk : {0, 1, 2}) CommitAndInstall(1, chunk, 1);
   EXPECT_EQ(core_.round(), 1u);
 }
@@ -223,7 +227,7 @@ TEST_F(RoundCoreTest, BrokenStreamSubscribesAndPushesAgainWhatIsNotCommitted) {
   core_.OnStreamDown(1, 0);
   core_.OnGradientReady(1, 0, {0, 3});
   core_.OnComputed(1, 0, {.loss = 9});
-  EXPECT_THAT(said_.Take(), IsEmpty()) << "nothing goes to a stream that is down";
+  EXPECT_THAT(said_.Take(), ElementsAre("compute g1 r1")) << "nothing goes to a stream that is down";
   core_.OnStreamUp(1, 0);
   EXPECT_THAT(said_.Take(),
               ElementsAre("subscribe s0 0+1@1,2+1@2", "train report s0 r0 g1 loss 9", "push s0 c0 r0 g1 n3 count 5"));
@@ -241,6 +245,114 @@ TEST_F(RoundCoreTest, ReportOfTheRoundBeforeIsSentAgain) {
   core_.OnStreamDown(1, 0);
   core_.OnStreamUp(1, 0);
   EXPECT_THAT(said_.Take(), ElementsAre("subscribe s0 0+3@3", "train report s0 r1 g1 loss 1"));
+}
+
+// ---------------------------------------------------------------- the next round while commits are on the way
+TEST_F(RoundCoreTest, NextRoundReadsWhatIsInPlace) {
+  Plan(1, 0);
+  Pulled(1, 0);
+  EXPECT_TRUE(core_.InPlace({0, 8}));
+  Computed(1, 0);
+  EXPECT_EQ(core_.round(), 1u);
+  EXPECT_EQ(core_.phase(), RoundCore::Phase::kComputing);
+  EXPECT_FALSE(core_.InPlace({0, 1}));
+  said_.Take();
+  core_.OnBatch(1, 1, 5);
+  ASSERT_TRUE(Commit(1, 0, 1).ok());
+  EXPECT_FALSE(core_.InPlace({0, 3})) << "it is not in place yet";
+  core_.OnInstalled(1, 0, 1);
+  EXPECT_TRUE(core_.InPlace({0, 3}));
+  EXPECT_TRUE(core_.InPlace({1, 1}));
+  EXPECT_FALSE(core_.InPlace({0, 4}));
+  EXPECT_EQ(core_.Describe(),
+            "job job-1 generation 1 rank 0 round 1: waits for 2 of 3 chunks at version 1 (the first is chunk 1 from "
+            "server-1 at server-1)");
+  CommitAndInstall(1, 2, 1);
+  EXPECT_FALSE(core_.InPlace({0, 8}));
+  EXPECT_EQ(said_.in_place, 0u) << "the contribution to chunk 1 may have to be sent again";
+  CommitAndInstall(1, 1, 1);
+  EXPECT_TRUE(core_.InPlace({0, 8}));
+  EXPECT_EQ(said_.in_place, 1u);
+  EXPECT_THAT(said_.Take(), ElementsAre("install g1 c0 v1", "install g1 c2 v1", "install g1 c1 v1"));
+  core_.OnGradientReady(1, 1, {3, 8});
+  EXPECT_THAT(said_.Take(), ElementsAre("push s1 c1 r1 g1 n3 count 5", "push s0 c2 r1 g1 n2 count 5"));
+}
+
+TEST_F(RoundCoreTest, NothingLeavesBeforeAllIsInPlace) {
+  Plan(1, 0);
+  Pulled(1, 0);
+  Computed(1, 0);
+  for (uint64_t chunk : {0, 1}) CommitAndInstall(1, chunk, 1);
+  EXPECT_DEATH(core_.OnBatch(1, 1, 0), "");
+  core_.OnBatch(1, 1, 5);
+  EXPECT_DEATH(core_.OnGradientReady(1, 1, {0, 3}), "");
+}
+
+TEST_F(RoundCoreTest, BrokenStreamInTheForwardPushesTheRoundBeforeAgain) {
+  Plan(1, 0);
+  Pulled(1, 0);
+  Computed(1, 0);
+  core_.OnBatch(1, 1, 7);
+  CommitAndInstall(1, 0, 1);
+  said_.Take();
+  core_.OnStreamDown(1, 0);
+  core_.OnStreamUp(1, 0);
+  EXPECT_THAT(said_.Take(),
+              ElementsAre("subscribe s0 0+1@2,2+1@1", "train report s0 r0 g1 loss 1", "push s0 c2 r0 g1 n2 count 5"));
+  CommitAndInstall(1, 1, 1);
+  CommitAndInstall(1, 2, 1);
+  core_.OnGradientReady(1, 1, {3, 8});
+  said_.Take();
+  core_.OnStreamDown(1, 1);
+  core_.OnStreamUp(1, 1);
+  EXPECT_THAT(said_.Take(), ElementsAre("subscribe s1 1+1@2", "push s1 c1 r1 g1 n3 count 7"));
+}
+
+TEST_F(RoundCoreTest, ReportsAreKeptUntilALaterPushHasArrived) {
+  Plan(1, 0, 5);
+  Pulled(1, 0);
+  WholeRound(1, 0);
+  Computed(1, 1);  // its pushes may be lost with the stream, and the report before them
+  said_.Take();
+  core_.OnStreamDown(1, 0);
+  core_.OnStreamUp(1, 0);
+  EXPECT_THAT(said_.Take(),
+              ElementsAre("subscribe s0 0+3@2", "train report s0 r0 g1 loss 1", "train report s0 r1 g1 loss 1",
+                          "push s0 c0 r1 g1 n3 count 5", "push s0 c2 r1 g1 n2 count 5"));
+  for (uint64_t chunk : {0, 1, 2}) CommitAndInstall(1, chunk, 2);
+  said_.Take();
+  core_.OnStreamDown(1, 0);
+  core_.OnStreamUp(1, 0);
+  EXPECT_THAT(said_.Take(), ElementsAre("subscribe s0 0+3@3", "train report s0 r1 g1 loss 1"));
+}
+
+TEST_F(RoundCoreTest, EvaluationWaitsForAll) {
+  Plan(1, 0, 5, 1);
+  Pulled(1, 0);
+  Computed(1, 0);
+  EXPECT_EQ(core_.phase(), RoundCore::Phase::kWaiting);
+  for (uint64_t chunk : {0, 1}) CommitAndInstall(1, chunk, 1);
+  said_.Take();
+  CommitAndInstall(1, 2, 1);
+  EXPECT_THAT(said_.Take(), ElementsAre("install g1 c2 v1", "evaluate g1 v1"));
+}
+
+TEST_F(RoundCoreTest, NewGenerationInTheForwardRecomputesTheOpenRound) {
+  Plan(1, 0);
+  Pulled(1, 0);
+  Computed(1, 0);
+  CommitAndInstall(1, 0, 1);
+  ASSERT_TRUE(Commit(1, 1, 1).ok());  // the install stays under way
+  said_.Take();
+  Plan(2, 0);
+  EXPECT_THAT(said_.Take(), ElementsAre("close", "cancel"));
+  EXPECT_FALSE(core_.InPlace({0, 3})) << "nothing of the old generation is read any more";
+  core_.OnStopped(1);
+  EXPECT_THAT(said_.Take(), IsEmpty());
+  core_.OnInstalled(1, 1, 1);
+  EXPECT_THAT(said_.Take(), ElementsAre("open g2 2"));
+  core_.OnStreamUp(2, 0);
+  EXPECT_THAT(said_.Take(), ElementsAre("subscribe s0 0+3@0")) << "nothing is pushed again";
 }
 
 TEST_F(RoundCoreTest, DropsWhatItHasSeenAndWhatIsOfAnotherGeneration) {
@@ -347,7 +459,7 @@ TEST_F(RoundCoreTest, NewGenerationWhileEvaluating) {
 }
 
 TEST_F(RoundCoreTest, NewGenerationWhileWaitingRecomputesTheOpenRound) {
-  Plan(1, 0);
+  Plan(1, 0, 3, 1);
   Pulled(1, 0);
   Computed(1, 0);
   ASSERT_TRUE(Commit(1, 1, 1).ok());  // the install stays under way

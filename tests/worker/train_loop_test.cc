@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "common/inprocess_transport.h"
+#include "common/status_macros.h"
 #include "tests/worker/fake_servers.h"
 #include "tests/worker/test_plan.h"
 #include "worker/worker_job.h"
@@ -69,11 +70,23 @@ class CheckingModel : public Model {
   std::shared_ptr<const void> gradient_owner() const override { return gradients_; }
   void ParametersChanged(Range range) override { changed_ += range.size(); }
 
-  absl::StatusOr<LossSum> ForwardBackward(const std::vector<Batch>& microbatches, const GradientSink& ready,
-                                          const std::atomic<bool>* cancel) override {
+  absl::StatusOr<LossSum> ForwardBackward(const std::vector<Batch>& microbatches, const ParameterGate& needed,
+                                          const GradientSink& ready, const std::atomic<bool>* cancel) override {
     if (changed_ == 0) return absl::InternalError("the parameters were not announced");
     changed_ = 0;
-    const uint64_t version = static_cast<uint64_t>(parameters_[0]) / 1000;
+    // Layers of random sizes, each read as soon as it may be.
+    uint64_t version = 0;
+    for (uint64_t begin = 0; begin < space_.size();) {
+      const uint64_t end = begin + std::uniform_int_distribution<uint64_t>(1, space_.size() - begin)(random_);
+      RETURN_IF_ERROR(needed({begin, end}));
+      if (begin == 0) version = static_cast<uint64_t>(parameters_[0]) / 1000;
+      for (; begin < end; ++begin) {
+        if (parameters_[begin] != CheckedValue(version, begin)) {
+          return absl::InternalError(
+              absl::StrCat("element ", begin, " is ", parameters_[begin], " in the forward of ", version));
+        }
+      }
+    }
     LossSum sum;
     for (const Batch& batch : microbatches) {
       if (batch.count == 0) return absl::InternalError("a microbatch without targets");
@@ -128,6 +141,10 @@ class Script : public Rounds {
     works_.pop_front();
     return work;
   }
+  absl::Status ParametersNeeded(const Work& work, Range range) override {
+    needed_ += range.size();
+    return *work.cancel ? absl::CancelledError("cancelled") : absl::OkStatus();
+  }
   void Begin(const Work& work, double count) override { Say("begin ", work.round, " count ", count); }
   void GradientReady(const Work& work, Range range) override { ready_ += range.size(); }
   void Done(const Work& work, const LossSum& sum, double) override {
@@ -141,7 +158,7 @@ class Script : public Rounds {
   }
   std::deque<Work> works_;
   std::vector<std::string> said_;
-  uint64_t ready_ = 0;
+  uint64_t ready_ = 0, needed_ = 0;
 };
 
 class TrainLoopTest : public ::testing::Test {
@@ -192,6 +209,7 @@ TEST_F(TrainLoopTest, ReplicaWithoutTargetsComputesNothing) {
   EXPECT_THAT(rounds_.said_,
               ElementsAre("begin 5 count 0", "done 5 loss 0 count 0", "begin 4 count 0", "done 4 loss 0 count 0"));
   EXPECT_EQ(rounds_.ready_, 0u);
+  EXPECT_EQ(rounds_.needed_, 16u) << "an empty contribution too waits for the whole version";
 }
 
 TEST_F(TrainLoopTest, EvaluatesItsPartOfTheHeldOutSamples) {
@@ -399,6 +417,7 @@ TEST_F(WorkerJobTest, SlowComputationOfAnOldGenerationIsOutwaited) {
   HoldRound hold;
   Start({.servers = 1, .shards = 1, .chunk_elements = 100, .rounds = 5, .hidden = 100}, {}, &hold);
   hold.held.WaitForNotification();
+  ASSERT_TRUE(servers_->AwaitVersion(2, kPatience)) << "its samples may be prepared while commits are on the way";
   NewGeneration();
   NewGeneration();
   EXPECT_EQ(servers_->MinVersion(), 2u);
@@ -412,6 +431,7 @@ TEST_F(WorkerJobTest, EndInTheMiddleOfAComputation) {
   HoldRound hold;
   Start({.servers = 1, .shards = 1, .chunk_elements = 100, .rounds = 5, .hidden = 100}, {}, &hold);
   hold.held.WaitForNotification();
+  ASSERT_TRUE(servers_->AwaitVersion(2, kPatience));
   jobs_[0]->End();
   hold.release.Notify();
   End();

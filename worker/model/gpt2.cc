@@ -55,8 +55,8 @@ class Gpt2 : public ModelBase {
 
   absl::Status Init();
 
-  absl::StatusOr<LossSum> ForwardBackward(const std::vector<Batch>& microbatches, const GradientSink& ready,
-                                          const std::atomic<bool>* cancel) override;
+  absl::StatusOr<LossSum> ForwardBackward(const std::vector<Batch>& microbatches, const ParameterGate& needed,
+                                          const GradientSink& ready, const std::atomic<bool>* cancel) override;
   absl::StatusOr<LossSum> Evaluate(const Batch& batch, const std::atomic<bool>* cancel) override;
   absl::StatusOr<std::vector<float>> NextLogits(const std::vector<int32_t>& tokens) override;
 
@@ -323,8 +323,8 @@ absl::Status Gpt2::Passes(const std::vector<Batch>& microbatches, const std::vec
   return absl::OkStatus();
 }
 
-absl::StatusOr<LossSum> Gpt2::ForwardBackward(const std::vector<Batch>& microbatches, const GradientSink& ready,
-                                              const std::atomic<bool>* cancel) {
+absl::StatusOr<LossSum> Gpt2::ForwardBackward(const std::vector<Batch>& microbatches, const ParameterGate& needed,
+                                              const GradientSink& ready, const std::atomic<bool>* cancel) {
   std::vector<int64_t> counts(microbatches.size());
   int64_t rows = 0;
   for (size_t i = 0; i < microbatches.size(); ++i) {
@@ -334,7 +334,7 @@ absl::StatusOr<LossSum> Gpt2::ForwardBackward(const std::vector<Batch>& microbat
   if (rows == 0) return LossSum{};
   RETURN_IF_ERROR(CheckCancel(cancel));
   RETURN_IF_ERROR(Reserve(rows));
-  BeginPass();
+  BeginPass(&needed);
   return EndPass(Passes(microbatches, counts, ready, cancel));
 }
 
@@ -344,7 +344,7 @@ absl::StatusOr<LossSum> Gpt2::Evaluate(const Batch& batch, const std::atomic<boo
   if (count == 0) return LossSum{};
   RETURN_IF_ERROR(CheckCancel(cancel));
   RETURN_IF_ERROR(Reserve(batch.rows * batch.length));
-  BeginPass();
+  BeginPass(nullptr);
   return EndPass(Loss(batch, false, cancel));
 }
 
@@ -359,7 +359,7 @@ absl::StatusOr<std::vector<float>> Gpt2::NextLogits(const std::vector<int32_t>& 
   RETURN_IF_ERROR(Check(batch, &count));
   RETURN_IF_ERROR(Reserve(batch.length));
   std::vector<float> logits(static_cast<size_t>(vocabulary_));
-  BeginPass();
+  BeginPass(nullptr);
   backend().Upload(stream(), tokens.data(), at_.tokens.buffer, at_.tokens.first * 4, batch.length * 4);
   absl::Status status = Forward(1, batch.length, nullptr);
   const Floats out = (layers_ == 0 ? at_.embedded : at_.layers.back().out) + (batch.length - 1) * width_;

@@ -25,8 +25,8 @@ class Mlp : public ModelBase {
 
   absl::Status Init();
 
-  absl::StatusOr<LossSum> ForwardBackward(const std::vector<Batch>& microbatches, const GradientSink& ready,
-                                          const std::atomic<bool>* cancel) override;
+  absl::StatusOr<LossSum> ForwardBackward(const std::vector<Batch>& microbatches, const ParameterGate& needed,
+                                          const GradientSink& ready, const std::atomic<bool>* cancel) override;
   absl::StatusOr<LossSum> Evaluate(const Batch& batch, const std::atomic<bool>* cancel) override;
   absl::StatusOr<std::vector<float>> NextLogits(const std::vector<int32_t>&) override {
     return absl::UnimplementedError("a classifier has no next token; logits of the last position are for token models");
@@ -178,8 +178,8 @@ absl::Status Mlp::Passes(const std::vector<Batch>& microbatches, const std::vect
   return absl::OkStatus();
 }
 
-absl::StatusOr<LossSum> Mlp::ForwardBackward(const std::vector<Batch>& microbatches, const GradientSink& ready,
-                                             const std::atomic<bool>* cancel) {
+absl::StatusOr<LossSum> Mlp::ForwardBackward(const std::vector<Batch>& microbatches, const ParameterGate& needed,
+                                             const GradientSink& ready, const std::atomic<bool>* cancel) {
   std::vector<int64_t> counts(microbatches.size());
   int64_t rows = 0;
   for (size_t i = 0; i < microbatches.size(); ++i) {
@@ -189,7 +189,7 @@ absl::StatusOr<LossSum> Mlp::ForwardBackward(const std::vector<Batch>& microbatc
   if (rows == 0) return LossSum{};
   RETURN_IF_ERROR(CheckCancel(cancel));
   RETURN_IF_ERROR(Reserve(rows));
-  BeginPass();
+  BeginPass(&needed);
   return EndPass(Passes(microbatches, counts, ready, cancel));
 }
 
@@ -199,7 +199,7 @@ absl::StatusOr<LossSum> Mlp::Evaluate(const Batch& batch, const std::atomic<bool
   if (count == 0) return LossSum{};
   RETURN_IF_ERROR(CheckCancel(cancel));
   RETURN_IF_ERROR(Reserve(batch.rows));
-  BeginPass();
+  BeginPass(nullptr);
   return EndPass(Loss(batch, false, cancel));
 }
 

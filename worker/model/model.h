@@ -27,6 +27,10 @@ struct LossSum {
 // (see Model::gradients) when it is called.
 using GradientSink = std::function<void(Range)>;
 
+// Called in forward order before the first use of these elements in a pass; returns when they are in the host image.
+// An error ends the pass with it. Empty: all of them are there.
+using ParameterGate = std::function<absl::Status(Range)>;
+
 // Not thread-safe; one thread drives it. Parameters and gradients are float32 over the whole space [0, P).
 class Model {
  public:
@@ -35,19 +39,22 @@ class Model {
 
   // Host images of parameters and gradients, P floats each, 64-byte aligned, allocated by the model (pinned where the
   // backend can; the very memory that kernels use where the backend computes in host memory).
-  // The owner writes parameters between rounds and announces what it wrote with ParametersChanged.
+  // The owner writes parameters between rounds, or until the gate has let the pass through to them, and announces what
+  // it writes with ParametersChanged.
   virtual float* parameters() = 0;
   virtual const float* gradients() const = 0;
   // Keeps the gradients' memory alive for a transport that still holds slices of it.
   virtual std::shared_ptr<const void> gradient_owner() const = 0;
-  // Elements of parameters() were replaced since the last call: brought to the device before the next use.
+  // Elements of parameters() were (or, behind the gate, will be) replaced since the last call: brought to the device
+  // before the next use.
   virtual void ParametersChanged(Range range) = 0;
 
   // Gradients of the *sum* of the losses of all microbatches, in order, accumulated; `ready` is called in backward
-  // order as soon as a range is final (during the last microbatch). With no target at all: loss 0, gradients untouched,
-  // `ready` not called. CANCELLED as soon as *cancel is seen (checked between layers).
-  virtual absl::StatusOr<LossSum> ForwardBackward(const std::vector<Batch>& microbatches, const GradientSink& ready,
-                                                  const std::atomic<bool>* cancel) = 0;
+  // order as soon as a range is final (during the last microbatch). Gradients are first written when `needed` has let
+  // the pass through to all parameters. With no target at all: loss 0, gradients untouched, neither `needed` nor
+  // `ready` called. CANCELLED as soon as *cancel is seen (checked between layers).
+  virtual absl::StatusOr<LossSum> ForwardBackward(const std::vector<Batch>& microbatches, const ParameterGate& needed,
+                                                  const GradientSink& ready, const std::atomic<bool>* cancel) = 0;
   virtual absl::StatusOr<LossSum> Evaluate(const Batch& batch, const std::atomic<bool>* cancel) = 0;
   // Token models: logits of the last position, [vocabulary]. UNIMPLEMENTED for others.
   virtual absl::StatusOr<std::vector<float>> NextLogits(const std::vector<int32_t>& tokens) = 0;

@@ -35,7 +35,11 @@ ModelBase::~ModelBase() {
 
 absl::Status ModelBase::Init(std::vector<Range> blocks) {
   blocks_ = std::move(blocks);
-  uploaded_.resize(blocks_.size());
+  entered_.resize(blocks_.size());
+  {
+    absl::MutexLock lock(&mutex_);
+    changed_.resize(blocks_.size());
+  }
   const int64_t elements = static_cast<int64_t>(space_.size());
   ASSIGN_OR_RETURN(parameters_, Image::Make(backend_, elements));
   ASSIGN_OR_RETURN(gradients_, Image::Make(backend_, elements));
@@ -48,32 +52,23 @@ absl::Status ModelBase::Init(std::vector<Range> blocks) {
 void ModelBase::ParametersChanged(Range range) {
   if (parameters_.one_memory() || range.begin >= range.end) return;
   absl::MutexLock lock(&mutex_);
-  if (!changed_.empty() && changed_.back().end == range.begin) {
-    changed_.back().end = range.end;
-  } else {
-    changed_.push_back(range);
+  for (size_t i = 0; i < blocks_.size(); ++i) {
+    const Range part = {std::max(range.begin, blocks_[i].begin), std::min(range.end, blocks_[i].end)};
+    if (part.begin >= part.end) continue;
+    std::erase_if(changed_[i], [&](const Range& old) { return part.begin <= old.begin && old.end <= part.end; });
+    if (!changed_[i].empty() && changed_[i].back().end == part.begin) {
+      changed_[i].back().end = part.end;
+    } else {
+      changed_[i].push_back(part);
+    }
   }
 }
 
-void ModelBase::BeginPass() {
+void ModelBase::BeginPass(const ParameterGate* needed) {
   static constexpr double kZeros[3] = {0, 0, 0};
   backend_->Upload(*compute_, kZeros, sums_.get(), 0, sizeof(kZeros));
-  std::vector<Range> changed;
-  {
-    absl::MutexLock lock(&mutex_);
-    changed.swap(changed_);
-  }
-  for (size_t i = 0; i < blocks_.size() && !changed.empty(); ++i) {
-    bool any = false;
-    for (const Range& range : changed) {
-      const uint64_t begin = std::max(range.begin, blocks_[i].begin), end = std::min(range.end, blocks_[i].end);
-      if (begin >= end) continue;
-      any = true;
-      backend_->Upload(*copy_, parameters_.host() + begin, parameters_.device().buffer, begin * kFloat,
-                       (end - begin) * kFloat);
-    }
-    if (any) uploaded_[i] = backend_->Record(*copy_);
-  }
+  needed_ = needed;
+  entered_.assign(blocks_.size(), false);
 }
 
 absl::StatusOr<LossSum> ModelBase::EndPass(absl::Status status) {
@@ -82,7 +77,7 @@ absl::StatusOr<LossSum> ModelBase::EndPass(absl::Status status) {
   // What is enqueued refers to memory of the caller: wait for it in any case.
   const absl::Status compute = backend_->Synchronize(*compute_), copy = backend_->Synchronize(*copy_);
   arrivals_.clear();
-  std::fill(uploaded_.begin(), uploaded_.end(), nullptr);
+  needed_ = nullptr;
   RETURN_IF_ERROR(status);
   RETURN_IF_ERROR(compute);
   RETURN_IF_ERROR(copy);
@@ -91,7 +86,20 @@ absl::StatusOr<LossSum> ModelBase::EndPass(absl::Status status) {
 
 absl::Status ModelBase::Enter(size_t block, const std::atomic<bool>* cancel) {
   RETURN_IF_ERROR(CheckCancel(cancel));
-  if (uploaded_[block] != nullptr) backend_->Wait(*compute_, std::exchange(uploaded_[block], nullptr));
+  if (entered_[block]) return absl::OkStatus();
+  if (needed_ != nullptr && *needed_) RETURN_IF_ERROR((*needed_)(blocks_[block]));
+  entered_[block] = true;
+  std::vector<Range> changed;
+  {
+    absl::MutexLock lock(&mutex_);
+    changed.swap(changed_[block]);
+  }
+  if (changed.empty()) return absl::OkStatus();
+  for (const Range& range : changed) {
+    backend_->Upload(*copy_, parameters_.host() + range.begin, parameters_.device().buffer, range.begin * kFloat,
+                     range.size() * kFloat);
+  }
+  backend_->Wait(*compute_, backend_->Record(*copy_));
   return absl::OkStatus();
 }
 

@@ -63,13 +63,14 @@ class ModelBase : public Model {
   // Allocates; `blocks` in the order of forward use, together the whole space.
   absl::Status Init(std::vector<Range> blocks);
 
-  // Brackets of a pass: brings changed parameters to the device, block by block; the end waits for all that was
-  // enqueued (always, also after an error) and returns the sums.
-  void BeginPass() ABSL_LOCKS_EXCLUDED(mutex_);
+  // Brackets of a pass: the end waits for all that was enqueued (always, also after an error) and returns the sums.
+  // `needed` outlives the pass.
+  void BeginPass(const ParameterGate* needed);
   absl::StatusOr<LossSum> EndPass(absl::Status status);
 
-  // Forward: before the first use of the block's parameters. CANCELLED where the caller wants to stop.
-  absl::Status Enter(size_t block, const std::atomic<bool>* cancel);
+  // Forward: before the use of the block's parameters; waits at the gate and brings what has changed to the device.
+  // CANCELLED where the caller wants to stop.
+  absl::Status Enter(size_t block, const std::atomic<bool>* cancel) ABSL_LOCKS_EXCLUDED(mutex_);
   // Backward, first microbatch: zeros for tensors of one dimension; the others are overwritten by their product.
   void ClearVectors(size_t block);
   // Backward, last microbatch: the block's gradients are complete in the stream's order. Calls `ready` for what has
@@ -94,10 +95,11 @@ class ModelBase : public Model {
   Image parameters_, gradients_;
   std::shared_ptr<Buffer> sums_;  // 3 doubles
   std::unique_ptr<Stream> compute_, copy_;
-  std::vector<std::shared_ptr<Event>> uploaded_;  // by block; nullptr: nothing to wait for
-  std::deque<Arrival> arrivals_;                  // gradients on their way to the host, oldest first
+  const ParameterGate* needed_ = nullptr;  // of the pass under way
+  std::vector<bool> entered_;              // by block, in this pass: behind the gate
+  std::deque<Arrival> arrivals_;           // gradients on their way to the host, oldest first
   absl::Mutex mutex_;
-  std::vector<Range> changed_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::vector<Range>> changed_ ABSL_GUARDED_BY(mutex_);  // by block, not on the device yet
 };
 
 // CANCELLED when *cancel (which may be nullptr) is set.
