@@ -77,6 +77,14 @@ void FillTrain(v1::TrainSpec* train) {
   if (!train->has_max_skipped_rounds()) train->set_max_skipped_rounds(10);
 }
 
+void FillTransfer(v1::TransferSpec* transfer) {
+  v1::PushSpec* push = transfer->mutable_push();
+  if (push->format_case() == v1::PushSpec::FORMAT_NOT_SET) push->mutable_f32();
+  if (!push->has_f32() && !push->has_error_feedback()) push->set_error_feedback(true);
+  v1::PullSpec* pull = transfer->mutable_pull();
+  if (pull->format_case() == v1::PullSpec::FORMAT_NOT_SET) pull->mutable_f32();
+}
+
 }  // namespace
 
 void FillDefaults(v1::JobSpec* spec) {
@@ -94,6 +102,7 @@ void FillDefaults(v1::JobSpec* spec) {
   v1::OptimizerSpec* optimizer = spec->mutable_optimizer();
   if (optimizer->has_adam()) FillAdam(optimizer->mutable_adam(), 0);
   if (optimizer->has_adamw()) FillAdam(optimizer->mutable_adamw(), 0.01);
+  FillTransfer(spec->mutable_transfer());
   v1::ParallelSpec* parallel = spec->mutable_parallel();
   if (!parallel->has_data()) parallel->set_data(1);
   if (!parallel->has_tensor()) parallel->set_tensor(1);

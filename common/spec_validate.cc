@@ -11,6 +11,7 @@
 #include "common/job_spec.h"
 #include "common/layout.h"
 #include "common/model_layout.h"
+#include "common/wire_format.h"
 
 namespace sluice {
 namespace {
@@ -36,6 +37,7 @@ class Checker {
     Train();
     Optimizer();
     Parallel();
+    Transfer();
     Rest();
     if (problems_.empty()) Products();
     if (problems_.empty()) return absl::OkStatus();
@@ -377,6 +379,31 @@ class Checker {
     Whole("parallel.data", parallel.data(), 1, 1024);
     Later("parallel.tensor", parallel.tensor(), 1);
     Later("parallel.pipeline", parallel.pipeline(), 1);
+  }
+
+  void Transfer() {
+    const v1::PushSpec& push = spec_.transfer().push();
+    if (push.has_top_k()) {
+      const double density = push.top_k().density();
+      if (!(density > 0 && density <= 1)) {
+        Problem("transfer.push.top_k.density: found ", density, ", allowed more than 0 to 1; 0.01 sends every 100th");
+      }
+      Whole("transfer.push.top_k.warmup_rounds", push.top_k().warmup_rounds(), 0, spec_.train().rounds());
+    }
+    const bool lossy = PushEncoding(spec_) != v1::F32;
+    if (push.has_error_feedback() && push.error_feedback() && !lossy) {
+      Problem(
+          "transfer.push.error_feedback: found true beside f32, which loses nothing; leave it out, or choose one of "
+          "bf16, f16, int8, top_k");
+    }
+    if (lossy) {
+      Problem("transfer.push: ", EncodingName(PushEncoding(spec_)),
+              " is not supported by this version yet; leave it out");
+    }
+    if (PullEncoding(spec_) != v1::F32) {
+      Problem("transfer.pull: ", EncodingName(PullEncoding(spec_)),
+              " is not supported by this version yet; leave it out");
+    }
   }
 
   void Rest() {

@@ -383,6 +383,11 @@ checkpoint:
   keep: 3
 copies: 1
 allow_profile_change: true
+transfer:
+  push:
+    f32: {}
+  pull:
+    f32: {}
 )");
   EXPECT_TRUE(ValidateJobSpec(spec).ok()) << ValidateJobSpec(spec);
   const std::string once = spec.SerializeAsString();
