@@ -275,6 +275,32 @@ void Payload::CopyTo(void* out) const {
   });
 }
 
+const void* PayloadReader::Next(size_t bytes, void* scratch) {
+  if (bytes == 0) return scratch;
+  while (within_ == slices_[slice_].size()) {
+    ++slice_;
+    within_ = 0;
+  }
+  const grpc::Slice& first = slices_[slice_];
+  if (first.size() - within_ >= bytes) {
+    const uint8_t* at = first.begin() + within_;
+    within_ += bytes;
+    return at;
+  }
+  auto* out = static_cast<uint8_t*>(scratch);
+  for (size_t left = bytes;;) {
+    const grpc::Slice& slice = slices_[slice_];
+    const size_t here = std::min(left, slice.size() - within_);
+    std::memcpy(out, slice.begin() + within_, here);
+    out += here;
+    within_ += here;
+    left -= here;
+    if (left == 0) return scratch;
+    ++slice_;
+    within_ = 0;
+  }
+}
+
 absl::StatusOr<ParsedFrame> ParseFrame(grpc::ByteBuffer message) {
   std::vector<grpc::Slice> slices;
   if (!message.Dump(&slices).ok()) return absl::InvalidArgumentError("frame: no message, or one that is compressed");

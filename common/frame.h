@@ -58,8 +58,23 @@ class Payload {
   const void* contiguous() const { return slices_.size() == 1 ? slices_[0].begin() : nullptr; }
 
  private:
+  friend class PayloadReader;
   std::vector<grpc::Slice> slices_;
   size_t size_ = 0;
+};
+
+// Goes through a payload, which outlives it, from front to back. Not thread-safe.
+class PayloadReader {
+ public:
+  explicit PayloadReader(const Payload& payload) : slices_(payload.slices_) {}
+
+  // The next `bytes`, which the payload must still have: unaligned and in place where they lie in one slice, else
+  // copied to `scratch`. Valid as long as the payload and, until the next call with the same one, scratch.
+  const void* Next(size_t bytes, void* scratch);
+
+ private:
+  const std::vector<grpc::Slice>& slices_;
+  size_t slice_ = 0, within_ = 0;
 };
 
 struct ParsedFrame {

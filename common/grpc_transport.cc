@@ -118,14 +118,19 @@ class StreamEnd : public std::enable_shared_from_this<StreamEnd> {
 
   // ------------------------------------------------------------- events from gRPC
   void WriteDone(bool ok) {
-    Item written;
-    std::deque<Item> dropped;
-    absl::MutexLock lock(&mutex_);
-    written = std::move(current_);
-    writing_ = false;
-    queued_bytes_ -= written.bytes;
-    if (!ok) Abandon(&dropped);
-    Advance();
+    bool tell;
+    {
+      Item written;
+      std::deque<Item> dropped;
+      absl::MutexLock lock(&mutex_);
+      written = std::move(current_);
+      writing_ = false;
+      queued_bytes_ -= written.bytes;
+      if (!ok) Abandon(&dropped);
+      Advance();
+      tell = ok && reading_;
+    }
+    if (tell) handler_->OnWritten();  // gRPC's last event comes when this has returned
   }
 
   void ReadDone(bool ok) {
@@ -174,6 +179,7 @@ class StreamEnd : public std::enable_shared_from_this<StreamEnd> {
 
   void StartReading() {
     absl::MutexLock lock(&mutex_);
+    reading_ = true;
     BeginRead(&read_buffer_);
   }
 
@@ -234,6 +240,7 @@ class StreamEnd : public std::enable_shared_from_this<StreamEnd> {
   Item current_ ABSL_GUARDED_BY(mutex_);  // with gRPC while writing_
   size_t queued_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool reading_ ABSL_GUARDED_BY(mutex_) = false;  // has been started: there is a handler
   bool writable_ ABSL_GUARDED_BY(mutex_) = true;
   bool over_ ABSL_GUARDED_BY(mutex_) = false;
   std::optional<grpc::Alarm> alarm_ ABSL_GUARDED_BY(mutex_);

@@ -134,6 +134,7 @@ bool Connection::HasWork(int side, absl::Time* due) {
     return true;
   }
   if (end.handler == nullptr) return false;
+  if (end.written) return true;
   if (!end.inbox.empty()) {
     *due = end.inbox.front().due;
     return true;
@@ -245,11 +246,15 @@ Connection::Turn Connection::TakeTurn(int side) {
   } else if (end.close_now.has_value()) {
     turn.kind = Turn::kClosed;
     turn.status = *end.close_now;
+  } else if (std::exchange(end.written, false)) {
+    turn.kind = Turn::kWritten;
   } else if (!end.inbox.empty()) {
     turn.kind = Turn::kMessage;
     turn.message.Swap(&end.inbox.front().message);
     end.inbox_bytes -= end.inbox.front().bytes;
     end.inbox.pop_front();
+    ends_[1 - side].written = true;
+    Schedule(1 - side);
   } else {
     turn.kind = Turn::kClosed;
     turn.status = *end.close_after_inbox;
@@ -304,6 +309,9 @@ void Connection::Run(int side) {
         return;
       case Turn::kAccept:
         RunAccept();
+        break;
+      case Turn::kWritten:
+        turn.handler->OnWritten();
         break;
       case Turn::kMessage:
         turn.handler->OnMessage(Take(&turn.message));

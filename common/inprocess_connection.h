@@ -129,12 +129,13 @@ class Connection : public Executor::Job, public std::enable_shared_from_this<Con
     absl::Time close_due;
     std::optional<absl::Status> close_now;  // closed here, or broken
     bool writable = true;
+    bool written = false;    // the other end took something out of its inbox
     bool scheduled = false;  // a task for this end is with the executor, or runs
     bool timer = false;      // a timed task is with the executor
     bool closed = false;     // OnClosed has returned
   };
   struct Turn {  // one event, taken out under the mutex
-    enum { kNone, kAccept, kMessage, kClosed } kind = kNone;
+    enum { kNone, kAccept, kWritten, kMessage, kClosed } kind = kNone;
     std::shared_ptr<StreamHandler> handler;
     grpc::ByteBuffer message;
     absl::Status status;

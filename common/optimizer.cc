@@ -1,7 +1,9 @@
 #include "common/optimizer.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <iterator>
 
 #include "common/job_spec.h"
 #include "common/optimizer_kernels.h"
@@ -113,7 +115,23 @@ int AddAndCheck(const void* a, const void* b, float* out, size_t n) { return Ker
 
 bool AllFinite(const void* x, size_t n) { return Kernels().all_finite(x, n); }
 
-double SumOfSquares(const float* x, size_t n) { return Kernels().sum_of_squares(x, n); }
+double SumOfSquares(const float* x, size_t n) {
+  SquareSum sum;
+  sum.Add(x, n);
+  return sum.Total();
+}
+
+void SquareSum::Add(const float* x, size_t n) { Kernels().add_squares(x, n, lanes_); }
+
+// Lane l takes lane l + 8, then + 4, + 2, + 1.
+double SquareSum::Total() const {
+  double lane[16];
+  std::copy(std::begin(lanes_), std::end(lanes_), lane);
+  for (size_t width = 8; width > 0; width /= 2) {
+    for (size_t l = 0; l < width; ++l) lane[l] += lane[l + width];
+  }
+  return lane[0];
+}
 
 std::vector<std::string> DispatchTargets() {
   std::vector<std::string> names;

@@ -49,6 +49,17 @@ bool AllFinite(const void* x, size_t n);
 // depend on where a range begins and ends: callers pass whole norm blocks.
 double SumOfSquares(const float* x, size_t n);
 
+// The same for values that come in pieces. Not thread-safe.
+class SquareSum {
+ public:
+  // A multiple of 16 elements, but for the last piece.
+  void Add(const float* x, size_t n);
+  double Total() const;
+
+ private:
+  double lanes_[16] = {};
+};
+
 // Dispatch: names of the targets that this machine can run, best last; forcing one is for tests (global, not
 // thread-safe).
 std::vector<std::string> DispatchTargets();

@@ -33,7 +33,7 @@ struct Table {
                size_t n);
   int (*add_and_check)(const void* a, const void* b, float* out, size_t n);
   bool (*all_finite)(const void* x, size_t n);
-  double (*sum_of_squares)(const float* x, size_t n);
+  void (*add_squares)(const float* x, size_t n, double* lanes);
 };
 
 extern const Table kTableV2, kTableV3, kTableV4;

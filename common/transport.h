@@ -26,6 +26,9 @@ class StreamHandler {
  public:
   virtual ~StreamHandler() = default;
   virtual void OnMessage(grpc::ByteBuffer message) = 0;
+  // Something that Write queued has left the queue: queued_bytes() is smaller than before. For windows. The exception
+  // to "one at a time": may come while another event is being handled; not after OnClosed.
+  virtual void OnWritten() {}
   // Last event, exactly once, also after an own Close() (then with its status). OK: the other end closed in order.
   // UNAVAILABLE: the peer died, cannot be reached, or the opening peer closed with an error. Otherwise what the
   // accepting peer closed with. Never comes inside Close() or Write(), so locks may be held there; after an own Close()

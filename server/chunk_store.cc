@@ -3,8 +3,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <optional>
 #include <system_error>
 
 #include "absl/strings/str_cat.h"
@@ -18,6 +20,10 @@ namespace sluice {
 // ------------------------------------------------------------------------------------------------- ChunkSource
 
 namespace {
+
+// Elements of a sum that are read at a time: small enough that what straddles two slices is copied within the first
+// cache; a multiple of SquareSum's 16.
+constexpr size_t kPiece = 1024;
 
 namespace fs = std::filesystem;
 
@@ -172,32 +178,42 @@ SumResult ChunkStore::Finish(uint64_t chunk, uint32_t contributors) {
   Chunk* c = Find(chunk);
   if (c == nullptr) return result;
   SumTree* sum = Open(c, chunk, contributors);
-  result.finite = sum->finite();
-  result.nonfinite_contributors = sum->nonfinite();
+  std::optional<SumReader> reader;
+  if (!sum->absent()) reader.emplace(*sum);
+  float scratch[kPiece];
   const Range range = layout_->table().range(chunk);
   const uint64_t block = layout_->plan().norm_block(), parameters = layout_->space().size();
-  const float* values = sum->result();
   for (uint64_t b = range.begin / block; b * block < range.end; ++b) {
     const uint64_t begin = std::max(range.begin, b * block), end = std::min(range.end, (b + 1) * block);
     if (begin == b * block && end == std::min(parameters, (b + 1) * block)) {
-      result.blocks.emplace_back(b, values == nullptr ? 0 : SumOfSquares(values + (begin - range.begin), end - begin));
+      SquareSum squares;
+      for (uint64_t at = begin; reader.has_value() && at < end; at += kPiece) {
+        const uint64_t n = std::min<uint64_t>(kPiece, end - at);
+        squares.Add(reader->Next(n, scratch), n);
+      }
+      result.blocks.emplace_back(b, squares.Total());
+      // Squares of float32 values do not overflow in float64: only NaN or Inf make NaN or Inf.
+      result.finite &= std::isfinite(result.blocks.back().second);
     } else {
       v1::NormFragment& f = result.fragments.emplace_back();
       f.set_offset(begin);
       f.mutable_values()->Resize(static_cast<int>(end - begin), 0);
-      if (values != nullptr) {
-        std::memcpy(f.mutable_values()->mutable_data(), values + (begin - range.begin), (end - begin) * sizeof(float));
+      for (uint64_t at = begin; reader.has_value() && at < end; at += kPiece) {
+        const uint64_t n = std::min<uint64_t>(kPiece, end - at);
+        std::memcpy(f.mutable_values()->mutable_data() + (at - begin), reader->Next(n, scratch), n * sizeof(float));
       }
+      result.finite &= AllFinite(f.values().data(), end - begin);
     }
   }
+  if (!result.finite) result.nonfinite_contributors = sum->nonfinite();
+  c->finite = result.finite;
   return result;
 }
 
 void ChunkStore::Apply(uint64_t chunk, const v1::Verdict& verdict, bool skip_nonfinite) {
   Chunk* c = Find(chunk);
   if (c == nullptr) return;
-  const float* sum = c->open ? c->sum->result() : nullptr;
-  const bool skip = verdict.skip() || (skip_nonfinite && c->open && !c->sum->finite());
+  const bool skip = verdict.skip() || (skip_nonfinite && c->open && !c->finite);
   std::shared_ptr<float[]> next = c->value;
   if (!skip) {
     const Range range = layout_->table().range(chunk);
@@ -205,13 +221,9 @@ void ChunkStore::Apply(uint64_t chunk, const v1::Verdict& verdict, bool skip_non
     const UpdateRule rule = MakeUpdateRule(spec.optimizer(), verdict.round(), spec.train().rounds());
     c->previous = nullptr;  // back to the pool, unless it is still being sent
     next = pool_->Take(range.size());
-    std::shared_ptr<float[]> zeros;
-    if (sum == nullptr) {
-      zeros = pool_->Take(range.size());
-      std::memset(zeros.get(), 0, range.size() * sizeof(float));
-      sum = zeros.get();
-    }
-    Update(c, range, rule, verdict.gradient_scale(), sum, next.get());
+    std::optional<SumReader> sum;
+    if (c->open && !c->sum->absent()) sum.emplace(*c->sum);
+    Update(c, range, rule, verdict.gradient_scale(), sum.has_value() ? &*sum : nullptr, next.get());
   }
   c->previous = std::move(c->value);
   c->value = std::move(next);
@@ -219,14 +231,19 @@ void ChunkStore::Apply(uint64_t chunk, const v1::Verdict& verdict, bool skip_non
   DiscardSum(chunk);
 }
 
-void ChunkStore::Update(Chunk* c, Range range, const UpdateRule& rule, float scale, const float* sum, float* next) {
+void ChunkStore::Update(Chunk* c, Range range, const UpdateRule& rule, float scale, SumReader* sum, float* next) {
+  float scratch[kPiece] = {};
+  float* const slot0 = c->slots.size() > 0 ? c->slots[0].get() : nullptr;
+  float* const slot1 = c->slots.size() > 1 ? c->slots[1].get() : nullptr;
   for (uint64_t at = range.begin; at < range.end;) {
     const Tensor& t = layout_->space().tensors()[layout_->space().TensorAt(at)];
-    const uint64_t end = std::min(range.end, t.offset + t.elements), i = at - range.begin;
-    ApplyUpdate(rule, t.decays(), scale, sum + i, c->value.get() + i, next + i,
-                c->slots.size() > 0 ? c->slots[0].get() + i : nullptr,
-                c->slots.size() > 1 ? c->slots[1].get() + i : nullptr, end - at);
-    at = end;
+    const uint64_t end = std::min(range.end, t.offset + t.elements);
+    for (; at < end; at += std::min<uint64_t>(kPiece, end - at)) {
+      const uint64_t n = std::min<uint64_t>(kPiece, end - at), i = at - range.begin;
+      const float* const gradient = sum != nullptr ? sum->Next(n, scratch) : scratch;
+      ApplyUpdate(rule, t.decays(), scale, gradient, c->value.get() + i, next + i,
+                  slot0 == nullptr ? nullptr : slot0 + i, slot1 == nullptr ? nullptr : slot1 + i, n);
+    }
   }
 }
 
@@ -237,14 +254,18 @@ bool ChunkStore::ApplyContribution(uint64_t chunk, const ContributionUpdate& upd
   ++c->version;
   if (payload.size() == 0) return true;
   CHECK(payload.size() == range.size() * sizeof(float));
-  const std::shared_ptr<float[]> gradient = pool_->Take(range.size());
-  payload.CopyTo(gradient.get());
-  if (!AllFinite(gradient.get(), range.size())) return false;
+  float scratch[kPiece];
+  PayloadReader check(payload);
+  for (uint64_t left = range.size(), n; left > 0; left -= n) {
+    n = std::min<uint64_t>(kPiece, left);
+    if (!AllFinite(check.Next(n * sizeof(float), scratch), n)) return false;
+  }
   const v1::JobSpec& spec = layout_->plan().spec();
   const UpdateRule rule =
       MakeUpdateRule(spec.optimizer(), update.round, spec.train().rounds(), update.version, update.rate_scale);
   std::shared_ptr<float[]> next = pool_->Take(range.size());
-  Update(c, range, rule, update.gradient_scale, gradient.get(), next.get());
+  SumReader gradient(nullptr, payload);
+  Update(c, range, rule, update.gradient_scale, &gradient, next.get());
   c->value = std::move(next);
   return true;
 }

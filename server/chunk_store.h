@@ -88,11 +88,12 @@ class ChunkStore {
     std::shared_ptr<float[]> value, previous;
     std::vector<std::shared_ptr<float[]>> slots;
     std::unique_ptr<SumTree> sum;
-    bool open = false;  // sum has been reset for the open round
+    bool open = false;   // sum has been reset for the open round
+    bool finite = true;  // the sum, as Finish found it
   };
   Chunk* Find(uint64_t chunk);
-  // Writes the updated value of the chunk to `next`; slots in place.
-  void Update(Chunk* c, Range range, const UpdateRule& rule, float scale, const float* sum, float* next);
+  // Writes the updated value of the chunk to `next`; slots in place. `sum`: null, or its reader at the beginning.
+  void Update(Chunk* c, Range range, const UpdateRule& rule, float scale, SumReader* sum, float* next);
   SumTree* Open(Chunk* c, uint64_t chunk, uint32_t contributors);
 
   const std::shared_ptr<const Layout> layout_;

@@ -23,34 +23,54 @@ bool CommitQueue::Add(v1::ChunkHeader header, ChunkValue value) {
   const uint64_t chunk = header.chunk(), version = header.round();
   header.set_generation(generation_);
   absl::MutexLock lock(&mutex_);
-  if (version >= 2) waiting_.erase({version - 2, chunk});
-  waiting_[{version, chunk}] = {std::move(header), std::move(value)};
+  if (version >= 2) {
+    if (const auto old = waiting_.find({version - 2, chunk}); old != waiting_.end()) {
+      waiting_bytes_ -= old->second.bytes();
+      waiting_.erase(old);
+    }
+  }
+  Waiting& waiting = waiting_[{version, chunk}];
+  waiting_bytes_ -= waiting.bytes();
+  waiting = {std::move(header), std::move(value)};
+  waiting_bytes_ += waiting.bytes();
+  Send(/*all=*/false);
   return !std::exchange(flush_due_, true);
 }
 
 void CommitQueue::Flush() {
-  absl::MutexLock lock(&mutex_);  // held while queueing, so that a chunk's versions leave in order
+  absl::MutexLock lock(&mutex_);
   flush_due_ = false;
+  Send(/*all=*/true);
+}
+
+void CommitQueue::OnWritten() {
+  absl::MutexLock lock(&mutex_);
+  Send(/*all=*/!flush_due_);
+}
+
+void CommitQueue::Send(bool all) {
+  while (waiting_bytes_ >= kMaxFramePayload || (all && !waiting_.empty())) {
+    if (stream_->queued_bytes() >= kCommitWindow) return;
+    SendFrame();
+  }
+}
+
+void CommitQueue::SendFrame() {
   v1::ChunkFrame frame;
   std::vector<BorrowedBytes> payload;
   size_t bytes = 0;
-  auto send = [&] {
-    if (payload.empty()) return;
-    stream_->Write(EncodeFrame(frame, payload));
-    frame.Clear();
-    payload.clear();
-    bytes = 0;
-  };
-  for (auto& [key, entry] : waiting_) {
-    const ChunkValue& value = entry.value;
-    const size_t size = value.elements * sizeof(float);
-    if (bytes + size > kMaxFramePayload || frame.header_size() == kMaxHeaders) send();
-    *frame.add_header() = std::move(entry.header);
-    payload.push_back({value.data.get(), size, value.data});
+  auto next = waiting_.begin();
+  for (; next != waiting_.end() && frame.header_size() < kMaxHeaders; ++next) {
+    Waiting& waiting = next->second;
+    const size_t size = waiting.bytes();
+    if (frame.header_size() > 0 && bytes + size > kMaxFramePayload) break;
+    *frame.add_header() = std::move(waiting.header);
+    payload.push_back({waiting.value.data.get(), size, waiting.value.data});
     bytes += size;
   }
-  send();
-  waiting_.clear();
+  stream_->Write(EncodeFrame(frame, payload));
+  waiting_.erase(waiting_.begin(), next);
+  waiting_bytes_ -= bytes;
 }
 
 }  // namespace sluice

@@ -1,6 +1,7 @@
-// What waits to be sent to one worker: values of chunks, coalesced into frames of up to 1 MiB in chunk order. Of a
-// chunk only the newest two versions wait (a restarting worker needs v-1 first); payloads are references to immutable
-// buffers.
+// What waits to be sent to one worker: values of chunks, coalesced into frames of up to 1 MiB in chunk order. A full
+// frame leaves at once, so that the first chunks of a version travel while the next ones are computed; the rest with
+// Flush. No more than a window is given to the stream at a time: to a slow reader wait references to immutable buffers,
+// of a chunk the newest two versions (a restarting worker needs v-1 first).
 #ifndef SLUICE_SERVER_COMMIT_QUEUE_H_
 #define SLUICE_SERVER_COMMIT_QUEUE_H_
 
@@ -14,6 +15,9 @@
 
 namespace sluice {
 
+// Bytes that wait in a worker's stream before it gets more.
+inline constexpr size_t kCommitWindow = 4 << 20;
+
 // Thread-safe.
 class CommitQueue {
  public:
@@ -24,20 +28,29 @@ class CommitQueue {
   bool Add(uint64_t chunk, uint64_t version, ChunkValue value);
   // The same with a header of which chunk, round and elements are set; its generation is this stream's.
   bool Add(v1::ChunkHeader header, ChunkValue value);
-  // Writes everything that waits.
+  // Sends what waits, as far as the window allows; the rest follows by OnWritten.
   void Flush();
+  // The stream's event.
+  void OnWritten();
 
   const std::shared_ptr<ByteStream>& stream() const { return stream_; }
 
  private:
-  const std::shared_ptr<ByteStream> stream_;
-  const uint64_t generation_;
-  absl::Mutex mutex_;
   struct Waiting {
     v1::ChunkHeader header;
     ChunkValue value;
+    size_t bytes() const { return value.elements * sizeof(float); }
   };
+
+  // Full frames, with `all` the last one too.
+  void Send(bool all) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void SendFrame() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const std::shared_ptr<ByteStream> stream_;
+  const uint64_t generation_;
+  absl::Mutex mutex_;  // held while a stream's queue is added to, so that a chunk's versions leave in order
   std::map<std::pair<uint64_t, uint64_t>, Waiting> waiting_ ABSL_GUARDED_BY(mutex_);  // by (version, chunk)
+  size_t waiting_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   bool flush_due_ ABSL_GUARDED_BY(mutex_) = false;
 };
 

@@ -143,14 +143,17 @@ void ServerJob::Problem(const absl::Status& status, uint64_t generation) {
 
 // ------------------------------------------------------------------------------------------------------ streams
 
-absl::Status ServerJob::AddStream(StreamId id, std::shared_ptr<ByteStream> stream, const v1::StreamHello& hello) {
+absl::StatusOr<std::shared_ptr<CommitQueue>> ServerJob::AddStream(StreamId id, std::shared_ptr<ByteStream> stream,
+                                                                  const v1::StreamHello& hello) {
   absl::MutexLock lock(&mutex_);
   if (ended_) return absl::NotFoundError(absl::StrCat("job ", options_.job_id, " has ended"));
   WorkerStream& s = streams_[id];
-  s.queue = std::make_shared<CommitQueue>(stream, hello.generation());
+  auto queue = std::make_shared<CommitQueue>(stream, hello.generation());
+  s.queue = queue;
   s.stream = std::move(stream);
   absl::Status status = core_.OnHello(id, hello);
-  if (!status.ok()) streams_.erase(id);
+  if (status.ok()) return queue;
+  streams_.erase(id);
   return status;
 }
 
@@ -356,7 +359,7 @@ void ServerJob::Serve(StreamId stream, uint64_t chunk, uint64_t version) {
   options_.lanes->Post(chunk, [lanes = options_.lanes, store = store_, queue = it->second.queue, chunk, version] {
     absl::StatusOr<ChunkValue> value = store->Get(chunk, version);
     if (!value.ok()) return;  // could not be loaded: the job fails by the problem reported
-    // Flushed at the end of the lane's queue: what is applied until then travels in the same frames.
+    // Flushed at the end of the lane's queue: small chunks that are applied until then travel in the same frames.
     if (queue->Add(chunk, version, *std::move(value))) lanes->Post(chunk, [queue] { queue->Flush(); });
   });
 }

@@ -50,8 +50,10 @@ class ServerJob : public std::enable_shared_from_this<ServerJob>, private ShardA
   void End();
 
   // ---- streams
-  // Takes over an accepted worker stream whose hello has been read. A status: the stream should be closed with it.
-  absl::Status AddStream(StreamId id, std::shared_ptr<ByteStream> stream, const v1::StreamHello& hello);
+  // Takes over an accepted worker stream whose hello has been read; returns what is to hear of the stream's OnWritten.
+  // A status: the stream should be closed with it.
+  absl::StatusOr<std::shared_ptr<CommitQueue>> AddStream(StreamId id, std::shared_ptr<ByteStream> stream,
+                                                         const v1::StreamHello& hello);
   absl::Status OnFrame(StreamId id, ParsedFrame frame);
   void RemoveStream(StreamId id);
   // An accepted link from another server's primary.

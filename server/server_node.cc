@@ -7,6 +7,7 @@
 #include "common/log.h"
 #include "common/status_macros.h"
 #include "common/version.h"
+#include "server/commit_queue.h"
 
 namespace sluice {
 namespace {
@@ -51,6 +52,15 @@ class ServerNode::WorkerStream : public StreamHandler {
     stream_->Close(status);
   }
 
+  void OnWritten() override {
+    std::shared_ptr<CommitQueue> queue;
+    {
+      absl::MutexLock lock(&mutex_);
+      queue = queue_;
+    }
+    if (queue != nullptr) queue->OnWritten();
+  }
+
   void OnClosed(const absl::Status&) override {
     if (job_ != nullptr) job_->RemoveStream(id_);
     job_ = nullptr;
@@ -69,11 +79,17 @@ class ServerNode::WorkerStream : public StreamHandler {
       job_id_ = hello.job_id();
       std::shared_ptr<ServerJob> job = node_->FindOrMakeJob(job_id_, /*by_scheduler=*/false);
       if (job == nullptr) return TooManyJobs(job_id_);
-      if (absl::Status status = job->AddStream(id_, stream_, hello); !status.ok()) {
+      auto queue = job->AddStream(id_, stream_, hello);
+      if (!queue.ok()) {
         generation_ = job->generation();
-        return status;
+        return queue.status();
       }
       job_ = std::move(job);
+      {
+        absl::MutexLock lock(&mutex_);
+        queue_ = *queue;
+      }
+      (*queue)->OnWritten();  // what may have come before
     }
     absl::Status status = job_->OnFrame(id_, std::move(frame));
     if (!status.ok()) generation_ = job_->generation();
@@ -88,6 +104,8 @@ class ServerNode::WorkerStream : public StreamHandler {
   std::shared_ptr<ServerJob> job_;
   uint64_t generation_ = 0;  // the job's when a refusal came up; 0: not known
   bool closed_ = false;
+  absl::Mutex mutex_;
+  std::shared_ptr<CommitQueue> queue_ ABSL_GUARDED_BY(mutex_);
 };
 
 // Another server's link to this one as verdict holder.

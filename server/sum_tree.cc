@@ -1,12 +1,18 @@
 #include "server/sum_tree.h"
 
 #include <algorithm>
-#include <cstring>
+#include <utility>
 
 #include "common/log.h"
 #include "common/optimizer.h"
 
 namespace sluice {
+namespace {
+
+// Elements that are read at a time: small enough that what straddles two slices is copied within the first cache.
+constexpr size_t kPiece = 1024;
+
+}  // namespace
 
 void SumTree::Reset(uint32_t contributors) {
   levels_.clear();
@@ -33,9 +39,13 @@ void SumTree::Add(uint32_t index, Payload payload) {
   }
   --missing_;
   Settle(0, index);
-  if (complete()) {
-    Node& root = levels_.back()[0];
-    if (root.state == Node::kSlices) Materialize(&root);
+  Node& root = levels_.back()[0];
+  // A lone contribution stays as it came, unless that pins much more memory than it has bytes.
+  if (root.state == Node::kSlices && root.slices.pinned_bytes() > root.slices.size() + root.slices.size() / 4) {
+    root.buffer = pool_->Take(elements_);
+    root.slices.CopyTo(root.buffer.get());
+    root.slices = Payload();
+    root.state = Node::kBuffer;
   }
 }
 
@@ -53,65 +63,28 @@ void SumTree::Settle(size_t level, size_t index) {
     if (a.state == Node::kAbsent || b.state == Node::kAbsent) {
       parent = std::move(a.state == Node::kAbsent ? b : a);
     } else {
-      // Addition commutes bit for bit: whichever has a buffer takes the other.
-      Node& into = a.state == Node::kBuffer ? a : b.state == Node::kBuffer ? b : a;
-      Node& other = &into == &a ? b : a;
-      if (into.state == Node::kSlices) Materialize(&into);
-      AddInto(&into, &other);
-      parent = std::move(into);
-      other = Node();
+      parent = Join(std::move(a), std::move(b));
+      a = b = Node();
     }
   }
   Settle(level + 1, index / 2);
 }
 
-void SumTree::Materialize(Node* node) {
-  node->buffer = pool_->Take(elements_);
-  node->slices.CopyTo(node->buffer.get());
-  node->slices = Payload();
-  node->state = Node::kBuffer;
-  if (!AllFinite(node->buffer.get(), elements_)) bad_[node->leaf] = true;
-}
-
-void SumTree::AddInto(Node* node, Node* other) {
-  float* out = node->buffer.get();
-  if (other->state == Node::kBuffer) {
-    AddAndCheck(out, other->buffer.get(), out, elements_);
-    return;
+SumTree::Node SumTree::Join(Node a, Node b) {
+  // Addition commutes bit for bit: whichever has a buffer takes the other.
+  Node sum;
+  sum.state = Node::kBuffer;
+  sum.buffer = a.state == Node::kBuffer ? a.buffer : b.state == Node::kBuffer ? b.buffer : pool_->Take(elements_);
+  SumReader from_a(a.buffer.get(), a.slices), from_b(b.buffer.get(), b.slices);
+  float scratch_a[kPiece], scratch_b[kPiece];
+  int bad = 0;
+  for (size_t i = 0; i < elements_; i += kPiece) {
+    const size_t n = std::min(kPiece, elements_ - i);
+    bad |= AddAndCheck(from_a.Next(n, scratch_a), from_b.Next(n, scratch_b), sum.buffer.get() + i, n);
   }
-  bool bad = false;
-  char carried[sizeof(float)];
-  size_t carry = 0;
-  other->slices.ForEach([&](const uint8_t* data, size_t bytes, size_t offset) {
-    if (carry > 0) {  // an element straddles two slices
-      const size_t take = std::min(sizeof(float) - carry, bytes);
-      std::memcpy(carried + carry, data, take);
-      carry += take;
-      if (carry < sizeof(float)) return;
-      float* at = out + (offset + take) / sizeof(float) - 1;
-      bad |= (AddAndCheck(at, carried, at, 1) & 2) != 0;
-      carry = 0;
-      data += take;
-      bytes -= take;
-      offset += take;
-    }
-    const size_t whole = bytes / sizeof(float);
-    float* at = out + offset / sizeof(float);
-    bad |= (AddAndCheck(at, data, at, whole) & 2) != 0;
-    carry = bytes - whole * sizeof(float);
-    std::memcpy(carried, data + whole * sizeof(float), carry);
-  });
-  if (bad) bad_[other->leaf] = true;
-}
-
-const float* SumTree::result() const {
-  const Node& root = levels_.back()[0];
-  return root.state == Node::kBuffer ? root.buffer.get() : nullptr;
-}
-
-bool SumTree::finite() const {
-  const float* sum = result();
-  return sum == nullptr || AllFinite(sum, elements_);
+  if (a.state == Node::kSlices && (bad & 1) != 0) bad_[a.leaf] = true;
+  if (b.state == Node::kSlices && (bad & 2) != 0) bad_[b.leaf] = true;
+  return sum;
 }
 
 std::vector<uint32_t> SumTree::nonfinite() const {
@@ -119,11 +92,20 @@ std::vector<uint32_t> SumTree::nonfinite() const {
   for (uint32_t i = 0; i < bad_.size(); ++i) {
     if (bad_[i]) out.push_back(i);
   }
-  if (!out.empty() || finite()) return out;
+  if (!out.empty()) return out;
   for (uint32_t i = 0; i < present_.size(); ++i) {
     if (present_[i]) out.push_back(i);
   }
   return out;
+}
+
+SumReader::SumReader(const SumTree& sum) : SumReader(sum.levels_.back()[0].buffer.get(), sum.levels_.back()[0].slices) {
+  DCHECK(sum.complete() && !sum.absent());
+}
+
+const float* SumReader::Next(size_t n, float* scratch) {
+  if (buffer_ == nullptr) return static_cast<const float*>(slices_.Next(n * sizeof(float), scratch));
+  return std::exchange(buffer_, buffer_ + n);
 }
 
 }  // namespace sluice

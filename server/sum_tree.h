@@ -3,7 +3,8 @@
 // ...; an odd last one passes up. Neighbours add as soon as both are there, whatever the order of arrival, so the bits
 // never depend on it. An empty contribution is absent: absent (+) x = x.
 //
-// The first of two neighbours waits as borrowed slices; the second is added in place.
+// Nothing is copied on the way: the first of two neighbours waits as borrowed slices, both are read in place when the
+// second has come, and a lone contribution is the sum as it came.
 #ifndef SLUICE_SERVER_SUM_TREE_H_
 #define SLUICE_SERVER_SUM_TREE_H_
 
@@ -27,11 +28,10 @@ class SumTree {
   void Add(uint32_t index, Payload payload);
 
   bool complete() const { return missing_ == 0; }
-  // Complete: the sum, elements() floats; null where every contribution was absent.
-  const float* result() const;
-  bool finite() const;  // of the result
-  // Contributors whose values held NaN or Inf, ascending; where finite values add up to more than float32 holds: all
-  // that contributed.
+  // Complete: whether every contribution was absent; there is no sum then.
+  bool absent() const { return levels_.back()[0].state == Node::kAbsent; }
+  // Of a sum that is not finite: the contributors whose values held NaN or Inf, ascending; where finite values add up
+  // to more than float32 holds: all that contributed.
   std::vector<uint32_t> nonfinite() const;
   size_t elements() const { return elements_; }
 
@@ -43,15 +43,32 @@ class SumTree {
     uint32_t leaf = 0;  // of slices
   };
 
+  friend class SumReader;
+
   void Settle(size_t level, size_t index);
-  void Materialize(Node* node);  // slices -> buffer
-  void AddInto(Node* buffer, Node* other);
+  Node Join(Node a, Node b);  // a + b
 
   const size_t elements_;
   const std::shared_ptr<BufferPool> pool_;
   std::vector<std::vector<Node>> levels_;  // [0]: leaves; the last: the root
   uint32_t missing_ = 0;
   std::vector<bool> bad_, present_;  // by contributor
+};
+
+// Goes through a complete sum that is there, from front to back. Not thread-safe.
+class SumReader {
+ public:
+  explicit SumReader(const SumTree& sum);
+  // One of both: a buffer, or else slices.
+  SumReader(const float* buffer, const Payload& slices) : buffer_(buffer), slices_(slices) {}
+
+  // The next n elements, which the sum must still have: unaligned and in place where that can be, else copied to
+  // `scratch`.
+  const float* Next(size_t n, float* scratch);
+
+ private:
+  const float* buffer_;  // null: slices
+  PayloadReader slices_;
 };
 
 }  // namespace sluice

@@ -19,11 +19,14 @@ class RecordingStream : public ByteStream {
     absl::StatusOr<ParsedFrame> frame = ParseFrame(std::move(message));
     ASSERT_TRUE(frame.ok()) << frame.status();
     frames.push_back(*std::move(frame));
+    if (stuck) queued += frames.back().payload.size();
   }
-  size_t queued_bytes() const override { return 0; }
+  size_t queued_bytes() const override { return queued; }
   void Close(const absl::Status&) override {}
 
   std::vector<ParsedFrame> frames;
+  bool stuck = false;  // what is written stays queued
+  size_t queued = 0;
 };
 
 ChunkValue Value(size_t elements, float x) {
@@ -85,6 +88,37 @@ TEST_F(CommitQueueTest, FramesEndAtAMebibyte) {
   EXPECT_EQ(Sent().size(), 7u);
   ASSERT_EQ(stream_->frames.size(), 3u);
   for (const ParsedFrame& frame : stream_->frames) EXPECT_LE(frame.payload.size(), kMaxFramePayload);
+}
+
+TEST_F(CommitQueueTest, FullFramesDoNotWaitForTheFlush) {
+  const size_t elements = (512 << 10) / sizeof(float);
+  EXPECT_TRUE(Add(0, 1, elements));
+  EXPECT_TRUE(stream_->frames.empty());
+  EXPECT_FALSE(Add(1, 1, elements));
+  EXPECT_THAT(Sent(), ElementsAre(Pair(0, 1), Pair(1, 1)));
+  EXPECT_FALSE(Add(2, 1, elements));
+  EXPECT_EQ(stream_->frames.size(), 1u);
+  queue_.Flush();
+  EXPECT_EQ(stream_->frames.size(), 2u);
+}
+
+TEST_F(CommitQueueTest, ASlowReaderGetsNoMoreThanAWindowAtATime) {
+  stream_->stuck = true;
+  const size_t elements = (1 << 20) / sizeof(float);
+  for (uint64_t version = 1; version <= 5; ++version) {
+    for (uint64_t chunk = 0; chunk < 6; ++chunk) Add(chunk, version, elements);
+  }
+  queue_.Flush();
+  EXPECT_THAT(Sent(), ElementsAre(Pair(0, 1), Pair(1, 1), Pair(2, 1), Pair(3, 1)));
+  stream_->queued -= 1 << 20;
+  queue_.OnWritten();  // of what waits the newest two versions are left
+  EXPECT_EQ(Sent().back(), std::make_pair(uint64_t{0}, uint64_t{4}));
+  EXPECT_EQ(Sent().size(), 5u);
+  stream_->stuck = false;
+  stream_->queued = 0;
+  queue_.OnWritten();
+  EXPECT_EQ(Sent().size(), 4u + 12u);
+  EXPECT_EQ(Sent().back(), std::make_pair(uint64_t{5}, uint64_t{5}));
 }
 
 TEST_F(CommitQueueTest, ALargeChunkTravelsAlone) {
