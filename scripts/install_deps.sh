@@ -3,7 +3,7 @@
 #
 #   scripts/install_deps.sh [build] [example] [test] [check] [accept] [deploy]     default: build
 #
-# build: compiler, libraries    example: the King James text    test: GoogleTest
+# build: compiler, libraries    example: the King James text    test: GoogleTest, gRPC for Python
 # deploy: Docker's engine and what makes Debian trees, for the tests of deploy/
 # check: clang with sanitizers, clang-format (CI's further checks)    accept: PyTorch and data sets that the acceptance runs compare with
 set -euo pipefail
@@ -14,7 +14,7 @@ packages_of() {
       libgrpc++-dev libabsl-dev libspdlog-dev libyaml-cpp-dev nlohmann-json3-dev libsqlite3-dev zlib1g-dev libdnnl-dev \
       libhwy-dev libutf8proc-dev libssl-dev ;;
     example) echo bible-kjv bible-kjv-text ;;
-    test) echo libgtest-dev libgmock-dev ;;
+    test) echo libgtest-dev libgmock-dev python3-grpcio python3-protobuf python3-numpy ;;
     check) echo clang-19 libclang-rt-19-dev clang-format ;;
     accept) echo python3-torch python3-numpy libopenblas-openmp-dev dataset-fashion-mnist ;;
     deploy) echo docker.io docker-compose mmdebstrap iptables iproute2 util-linux dpkg-dev file python3 ;;
