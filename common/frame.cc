@@ -275,20 +275,17 @@ void Payload::CopyTo(void* out) const {
   });
 }
 
-const void* PayloadReader::Next(size_t bytes, void* scratch) {
-  if (bytes == 0) return scratch;
-  while (within_ == slices_[slice_].size()) {
-    ++slice_;
-    within_ = 0;
-  }
+const void* PayloadReader::Next(size_t most, size_t unit, void* scratch, size_t* bytes) {
+  *bytes = std::min(most, unit);
+  if (*bytes == 0) return scratch;
+  for (; within_ == slices_[slice_].size(); within_ = 0) ++slice_;
   const grpc::Slice& first = slices_[slice_];
-  if (first.size() - within_ >= bytes) {
-    const uint8_t* at = first.begin() + within_;
-    within_ += bytes;
-    return at;
+  if (const size_t here = std::min(most, first.size() - within_); here >= *bytes) {
+    *bytes = here == most ? here : here / unit * unit;
+    return first.begin() + std::exchange(within_, within_ + *bytes);
   }
   auto* out = static_cast<uint8_t*>(scratch);
-  for (size_t left = bytes;;) {
+  for (size_t left = *bytes;;) {
     const grpc::Slice& slice = slices_[slice_];
     const size_t here = std::min(left, slice.size() - within_);
     std::memcpy(out, slice.begin() + within_, here);

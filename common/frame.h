@@ -68,9 +68,11 @@ class PayloadReader {
  public:
   explicit PayloadReader(const Payload& payload) : slices_(payload.slices_) {}
 
-  // The next `bytes`, which the payload must still have: unaligned and in place where they lie in one slice, else
-  // copied to `scratch`. Valid as long as the payload and, until the next call with the same one, scratch.
-  const void* Next(size_t bytes, void* scratch);
+  // The next bytes, unaligned: in place, as many as lie in one slice and no more than `most`, cut to a multiple of
+  // `unit` unless they are `most`; where not even a unit lies together, one (or `most`) is copied to `scratch`. `most`
+  // must still be there. Sets `bytes`. Valid as long as the payload and, until the next call with the same one,
+  // scratch.
+  const void* Next(size_t most, size_t unit, void* scratch, size_t* bytes);
 
  private:
   const std::vector<grpc::Slice>& slices_;

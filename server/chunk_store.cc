@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <iterator>
 #include <optional>
 #include <system_error>
 
@@ -20,10 +21,6 @@ namespace sluice {
 // ------------------------------------------------------------------------------------------------- ChunkSource
 
 namespace {
-
-// Elements of a sum that are read at a time: small enough that what straddles two slices is copied within the first
-// cache; a multiple of SquareSum's 16.
-constexpr size_t kPiece = 1024;
 
 namespace fs = std::filesystem;
 
@@ -180,16 +177,17 @@ SumResult ChunkStore::Finish(uint64_t chunk, uint32_t contributors) {
   SumTree* sum = Open(c, chunk, contributors);
   std::optional<SumReader> reader;
   if (!sum->absent()) reader.emplace(*sum);
-  float scratch[kPiece];
+  float scratch[SumReader::kUnit];
+  size_t n;
   const Range range = layout_->table().range(chunk);
   const uint64_t block = layout_->plan().norm_block(), parameters = layout_->space().size();
   for (uint64_t b = range.begin / block; b * block < range.end; ++b) {
     const uint64_t begin = std::max(range.begin, b * block), end = std::min(range.end, (b + 1) * block);
     if (begin == b * block && end == std::min(parameters, (b + 1) * block)) {
       SquareSum squares;
-      for (uint64_t at = begin; reader.has_value() && at < end; at += kPiece) {
-        const uint64_t n = std::min<uint64_t>(kPiece, end - at);
-        squares.Add(reader->Next(n, scratch), n);
+      for (uint64_t at = begin; reader.has_value() && at < end; at += n) {
+        const float* const values = reader->Next(end - at, scratch, &n);
+        squares.Add(values, n);
       }
       result.blocks.emplace_back(b, squares.Total());
       // Squares of float32 values do not overflow in float64: only NaN or Inf make NaN or Inf.
@@ -198,9 +196,9 @@ SumResult ChunkStore::Finish(uint64_t chunk, uint32_t contributors) {
       v1::NormFragment& f = result.fragments.emplace_back();
       f.set_offset(begin);
       f.mutable_values()->Resize(static_cast<int>(end - begin), 0);
-      for (uint64_t at = begin; reader.has_value() && at < end; at += kPiece) {
-        const uint64_t n = std::min<uint64_t>(kPiece, end - at);
-        std::memcpy(f.mutable_values()->mutable_data() + (at - begin), reader->Next(n, scratch), n * sizeof(float));
+      for (uint64_t at = begin; reader.has_value() && at < end; at += n) {
+        const void* const values = reader->Next(end - at, scratch, &n);
+        std::memcpy(f.mutable_values()->mutable_data() + (at - begin), values, n * sizeof(float));
       }
       result.finite &= AllFinite(f.values().data(), end - begin);
     }
@@ -232,15 +230,17 @@ void ChunkStore::Apply(uint64_t chunk, const v1::Verdict& verdict, bool skip_non
 }
 
 void ChunkStore::Update(Chunk* c, Range range, const UpdateRule& rule, float scale, SumReader* sum, float* next) {
-  float scratch[kPiece] = {};
+  static constexpr float kZeros[1024] = {};
+  float scratch[SumReader::kUnit];
   float* const slot0 = c->slots.size() > 0 ? c->slots[0].get() : nullptr;
   float* const slot1 = c->slots.size() > 1 ? c->slots[1].get() : nullptr;
   for (uint64_t at = range.begin; at < range.end;) {
     const Tensor& t = layout_->space().tensors()[layout_->space().TensorAt(at)];
     const uint64_t end = std::min(range.end, t.offset + t.elements);
-    for (; at < end; at += std::min<uint64_t>(kPiece, end - at)) {
-      const uint64_t n = std::min<uint64_t>(kPiece, end - at), i = at - range.begin;
-      const float* const gradient = sum != nullptr ? sum->Next(n, scratch) : scratch;
+    for (size_t n; at < end; at += n) {
+      n = std::min<uint64_t>(std::size(kZeros), end - at);
+      const float* const gradient = sum != nullptr ? sum->Next(end - at, scratch, &n) : kZeros;
+      const uint64_t i = at - range.begin;
       ApplyUpdate(rule, t.decays(), scale, gradient, c->value.get() + i, next + i,
                   slot0 == nullptr ? nullptr : slot0 + i, slot1 == nullptr ? nullptr : slot1 + i, n);
     }
@@ -254,11 +254,11 @@ bool ChunkStore::ApplyContribution(uint64_t chunk, const ContributionUpdate& upd
   ++c->version;
   if (payload.size() == 0) return true;
   CHECK(payload.size() == range.size() * sizeof(float));
-  float scratch[kPiece];
-  PayloadReader check(payload);
-  for (uint64_t left = range.size(), n; left > 0; left -= n) {
-    n = std::min<uint64_t>(kPiece, left);
-    if (!AllFinite(check.Next(n * sizeof(float), scratch), n)) return false;
+  float scratch[SumReader::kUnit];
+  SumReader values(nullptr, payload);
+  for (size_t left = range.size(), n; left > 0; left -= n) {
+    const float* const piece = values.Next(left, scratch, &n);
+    if (!AllFinite(piece, n)) return false;
   }
   const v1::JobSpec& spec = layout_->plan().spec();
   const UpdateRule rule =

@@ -7,13 +7,6 @@
 #include "common/optimizer.h"
 
 namespace sluice {
-namespace {
-
-// Elements that are read at a time: small enough that what straddles two slices is copied within the first cache.
-constexpr size_t kPiece = 1024;
-
-}  // namespace
-
 void SumTree::Reset(uint32_t contributors) {
   levels_.clear();
   for (size_t n = contributors;; n = (n + 1) / 2) {
@@ -75,12 +68,16 @@ SumTree::Node SumTree::Join(Node a, Node b) {
   Node sum;
   sum.state = Node::kBuffer;
   sum.buffer = a.state == Node::kBuffer ? a.buffer : b.state == Node::kBuffer ? b.buffer : pool_->Take(elements_);
+  // `b` is gone through in pieces of what lies together in `a`.
   SumReader from_a(a.buffer.get(), a.slices), from_b(b.buffer.get(), b.slices);
-  float scratch_a[kPiece], scratch_b[kPiece];
+  float scratch_a[SumReader::kUnit], scratch_b[SumReader::kUnit];
   int bad = 0;
-  for (size_t i = 0; i < elements_; i += kPiece) {
-    const size_t n = std::min(kPiece, elements_ - i);
-    bad |= AddAndCheck(from_a.Next(n, scratch_a), from_b.Next(n, scratch_b), sum.buffer.get() + i, n);
+  for (size_t i = 0, of_a; i < elements_;) {
+    const float* piece = from_a.Next(elements_ - i, scratch_a, &of_a);
+    for (size_t n; of_a > 0; of_a -= n, i += n, piece += n) {
+      const float* const other = from_b.Next(of_a, scratch_b, &n);
+      bad |= AddAndCheck(piece, other, sum.buffer.get() + i, n);
+    }
   }
   if (a.state == Node::kSlices && (bad & 1) != 0) bad_[a.leaf] = true;
   if (b.state == Node::kSlices && (bad & 2) != 0) bad_[b.leaf] = true;
@@ -103,9 +100,13 @@ SumReader::SumReader(const SumTree& sum) : SumReader(sum.levels_.back()[0].buffe
   DCHECK(sum.complete() && !sum.absent());
 }
 
-const float* SumReader::Next(size_t n, float* scratch) {
-  if (buffer_ == nullptr) return static_cast<const float*>(slices_.Next(n * sizeof(float), scratch));
-  return std::exchange(buffer_, buffer_ + n);
+const float* SumReader::Next(size_t most, float* scratch, size_t* n) {
+  *n = most;
+  if (buffer_ != nullptr) return std::exchange(buffer_, buffer_ + most);
+  size_t bytes;
+  const void* const at = slices_.Next(most * sizeof(float), kUnit * sizeof(float), scratch, &bytes);
+  *n = bytes / sizeof(float);
+  return static_cast<const float*>(at);
 }
 
 }  // namespace sluice

@@ -62,9 +62,10 @@ class SumReader {
   // One of both: a buffer, or else slices.
   SumReader(const float* buffer, const Payload& slices) : buffer_(buffer), slices_(slices) {}
 
-  // The next n elements, which the sum must still have: unaligned and in place where that can be, else copied to
-  // `scratch`.
-  const float* Next(size_t n, float* scratch);
+  // The next elements, unaligned: as many as lie together and no more than `most`, which the sum must still have; sets
+  // `n`. A multiple of kUnit, unless it is `most`. `scratch` has room for kUnit elements.
+  static constexpr size_t kUnit = 16;
+  const float* Next(size_t most, float* scratch, size_t* n);
 
  private:
   const float* buffer_;  // null: slices

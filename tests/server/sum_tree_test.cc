@@ -66,10 +66,11 @@ std::vector<float> Result(const SumTree& tree) {
   std::vector<float> out;
   if (tree.absent()) return out;
   SumReader reader(tree);
-  float scratch[7];
-  for (size_t at = 0; at < tree.elements(); at = out.size()) {
-    const size_t n = std::min(std::size(scratch), tree.elements() - at);
-    const void* const values = reader.Next(n, scratch);
+  float scratch[SumReader::kUnit];
+  for (size_t at = 0, n; at < tree.elements(); at = out.size()) {
+    const size_t most = std::min<size_t>(37, tree.elements() - at);
+    const void* const values = reader.Next(most, scratch, &n);
+    EXPECT_TRUE(n == most || n % SumReader::kUnit == 0) << n << " of " << most;
     out.resize(at + n);
     std::memcpy(out.data() + at, values, n * sizeof(float));
   }
