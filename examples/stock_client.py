@@ -125,7 +125,16 @@ class Stream:
 
     def close(self):
         self.outgoing.put(None)
-        self.call.cancel()
+        if self.call is not None:
+            self.call.cancel()
+
+
+class Over(Exception):
+    """A generation has ended; `plan` is the next one, None at the job's end."""
+
+    def __init__(self, plan):
+        super().__init__()
+        self.plan = plan
 
 
 # ---------------------------------------------------------------- one generation of a job
@@ -138,35 +147,51 @@ class Generation:
         holder = plan.chains[0].members[0].address  # hears the reports
         self.streams = {holder: Stream(holder, events)}
         self.holder = self.streams[holder]
-        layout = self._get_plan()
-        self.tensors, self.chunks = layout.tensors, layout.chunks
-        for chunk in self.chunks:
-            if chunk.address not in self.streams:
-                self.streams[chunk.address] = Stream(chunk.address, events)
         self.model = Softmax(self.spec.data.csv, self.rank, len(plan.ranks))
         if self.spec.train.batch != self.model.rows:
             sys.exit("stock_client: train.batch is %d, %s has %d rows; this example takes all rows every round" %
                      (self.spec.train.batch, self.spec.data.csv.path, self.model.rows))
 
-    def _get_plan(self):  # 2: the plan reaches servers and workers at about the same time
+    def heed(self, kind, message):
+        """What the scheduler says: a new plan or the job's end is the end of this generation."""
+        if kind == "lost":
+            sys.exit("stock_client: no session with the scheduler: " + message)
+        if message.HasField("plan") and message.plan.job_id == self.plan.job_id:
+            if message.plan.generation > self.plan.generation:
+                raise Over(message.plan)
+        if message.HasField("end_job") and message.end_job.job_id == self.plan.job_id:
+            raise Over(None)
+
+    def ask(self, question):
+        """question() until it has an answer: a plan reaches servers and workers at about the same time, servers die."""
         while True:
             try:
-                request = ps.GetPlanRequest(job_id=self.plan.job_id)
-                layout = self.holder.stub.GetPlan(request, wait_for_ready=True, timeout=30)
-                if layout.plan.generation >= self.plan.generation:
-                    return layout
+                answer = question()
+                if answer is not None:
+                    return answer
             except grpc.RpcError as error:
-                if error.code() != grpc.StatusCode.NOT_FOUND:
+                if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED,
+                                        grpc.StatusCode.NOT_FOUND, grpc.StatusCode.OUT_OF_RANGE):
                     raise
-            time.sleep(0.05)
+            try:
+                kind, *event = self.events.get(timeout=0.05)
+                if kind in ("scheduler", "lost"):
+                    self.heed(kind, event[0])
+            except queue.Empty:
+                pass
+
+    def get_plan(self):  # 2
+        layout = self.holder.stub.GetPlan(ps.GetPlanRequest(job_id=self.plan.job_id), timeout=5)
+        return layout if layout.plan.generation == self.plan.generation else None
 
     def pull(self, version):  # 3
-        """All parameters at one version, as one row of float32."""
+        """All parameters at one version, as one row of float32; None where a server has not got the plan yet."""
         values = np.empty(sum(chunk.elements for chunk in self.chunks), dtype=np.float32)
         for stream in self.streams.values():
-            request = ps.PullRequest(job_id=self.plan.job_id, version=version)
-            for frame in stream.stub.Pull(request, wait_for_ready=True, timeout=30):
+            for frame in stream.stub.Pull(ps.PullRequest(job_id=self.plan.job_id, version=version), timeout=5):
                 for header, part in self.split(frame):
+                    if header.generation != self.plan.generation:
+                        return None
                     self.place(values, header.chunk, part)
         return values
 
@@ -220,8 +245,13 @@ class Generation:
             stream.outgoing.put(frame)
 
     def run(self):
-        """Trains from the plan's version to the last. Returns the next plan, or None when the job has ended."""
-        values = self.pull(self.plan.start)
+        """Trains from the plan's version to the last, until Over."""
+        layout = self.ask(self.get_plan)
+        self.tensors, self.chunks = layout.tensors, layout.chunks
+        for chunk in self.chunks:
+            if chunk.address not in self.streams:
+                self.streams[chunk.address] = Stream(chunk.address, self.events)
+        values = self.ask(lambda: self.pull(self.plan.start))
         self.round, self.gradient, self.reports = self.plan.start, None, []
         self.done = [False] * len(self.chunks)  # at version round + 1
         for stream in self.streams.values():
@@ -242,21 +272,15 @@ class Generation:
                 self.reports = self.reports[-2:]  # older ones cannot have been lost: a later round was committed
                 for stream in self.streams.values():
                     self.push(stream)
-            next_plan = self.wait(values)
-            if next_plan is not self:
-                for stream in self.streams.values():
-                    stream.close()
-                return next_plan
+            self.wait(values)
             self.round, self.gradient, self.done = self.round + 1, None, [False] * len(self.chunks)
 
     def wait(self, values):  # 6
-        """Takes commits until all chunks are at round + 1: then self. Or a new plan, or None at the job's end."""
+        """Takes commits until all chunks are at round + 1."""
         while not all(self.done):
             kind, *event = self.events.get()
             if kind in ("scheduler", "lost"):
-                decided, plan = decision(kind, event[0], self.plan)
-                if decided:
-                    return plan
+                self.heed(kind, event[0])
             elif event[0] not in self.streams.values():
                 pass  # of an older generation
             elif kind == "frame":
@@ -269,33 +293,10 @@ class Generation:
                 self.connect(event[0])  # a connection that broke loses nothing
             elif event[1] not in (grpc.StatusCode.OK, grpc.StatusCode.ABORTED):  # then the next plan or the end comes
                 sys.exit("stock_client: %s refused: %s: %s" % (event[0].address, event[1].name, event[2]))
-        return self
 
-
-def decision(kind, message, plan):
-    """(whether it ends the generation of `plan`, the next plan or None at the job's end)"""
-    if kind == "lost":
-        sys.exit("stock_client: no session with the scheduler: " + message)
-    if message.HasField("plan") and message.plan.job_id == plan.job_id and message.plan.generation > plan.generation:
-        return True, message.plan
-    return message.HasField("end_job") and message.end_job.job_id == plan.job_id, None
-
-
-def take_part(plan, node, events):
-    """In one generation; returns what follows it as Generation.run does."""
-    try:
-        generation = Generation(plan, node, events)
-        print("job %s generation %d: rank %d of %d, from version %d" %
-              (plan.job_id, plan.generation, generation.rank, len(plan.ranks), plan.start), flush=True)
-        return generation.run()
-    except grpc.RpcError as error:  # a server died while the parameters were pulled: the scheduler decides
-        print("waits for the next plan: %s" % error.details(), flush=True)
-    while True:
-        kind, *event = events.get()
-        if kind in ("scheduler", "lost"):
-            decided, next_plan = decision(kind, event[0], plan)
-            if decided:
-                return next_plan
+    def close(self):
+        for stream in self.streams.values():
+            stream.close()
 
 
 def main():
@@ -316,7 +317,15 @@ def main():
             plan = event.plan
     job = plan.job_id
     while plan is not None:
-        plan = take_part(plan, session.node, events)
+        generation = Generation(plan, session.node, events)
+        try:
+            print("job %s generation %d: rank %d of %d, from version %d" %
+                  (job, plan.generation, generation.rank, len(plan.ranks), plan.start), flush=True)
+            generation.run()
+        except Over as over:
+            plan = over.plan
+        finally:
+            generation.close()
     status = session.stub.GetJob(scheduler_pb2.GetJobRequest(job_id=job))
     print("job %s: %s" % (job, scheduler_pb2.JobState.Name(status.state).lower()), flush=True)
     sys.exit(0 if status.state == scheduler_pb2.SUCCEEDED else 1)
