@@ -27,6 +27,7 @@ bool CommitQueue::Add(v1::ChunkHeader header, ChunkValue value) {
     if (const auto old = waiting_.find({version - 2, chunk}); old != waiting_.end()) {
       waiting_bytes_ -= old->second.bytes();
       waiting_.erase(old);
+      fell_behind_ = true;
     }
   }
   Waiting& waiting = waiting_[{version, chunk}];

@@ -33,6 +33,13 @@ class CommitQueue {
   // The stream's event.
   void OnWritten();
 
+  // Whether a version still waited when its chunk was two versions further: never so with a worker, which reads all of
+  // a round before it contributes to the next.
+  bool fell_behind() const {
+    absl::MutexLock lock(&mutex_);
+    return fell_behind_;
+  }
+
   const std::shared_ptr<ByteStream>& stream() const { return stream_; }
 
  private:
@@ -48,10 +55,11 @@ class CommitQueue {
 
   const std::shared_ptr<ByteStream> stream_;
   const uint64_t generation_;
-  absl::Mutex mutex_;  // held while a stream's queue is added to, so that a chunk's versions leave in order
+  mutable absl::Mutex mutex_;  // held while a stream's queue is added to, so that a chunk's versions leave in order
   std::map<std::pair<uint64_t, uint64_t>, Waiting> waiting_ ABSL_GUARDED_BY(mutex_);  // by (version, chunk)
   size_t waiting_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   bool flush_due_ ABSL_GUARDED_BY(mutex_) = false;
+  bool fell_behind_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace sluice

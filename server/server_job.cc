@@ -21,6 +21,11 @@ namespace {
 constexpr absl::Duration kFirstLinkDelay = absl::Milliseconds(20), kLastLinkDelay = absl::Seconds(1);
 constexpr absl::Duration kAccuseAfter = absl::Seconds(1);
 
+// A stream in which more waits is one whose client does not read just now.
+constexpr size_t kUnread = 64 << 10;
+// Frames that such a client may push, beside some for each chunk: a worker reads a whole round before the next one.
+constexpr uint64_t kMaxUnreadFrames = 4096, kMaxUnreadFramesPerChunk = 8;
+
 }  // namespace
 
 // One shard's file of a checkpoint that is being written; pieces come from several lanes.
@@ -89,7 +94,7 @@ void ServerJob::OnPlan(std::shared_ptr<const Layout> layout) {
   }
   core_.SetTime(options_.clock->Now());
   core_.OnPlan(std::move(layout), source_ != nullptr ? source_->Cuts() : std::vector<v1::ChunkCut>());
-  for (auto& [id, stream] : streams_) SendAck(&stream);  // what was parked
+  for (auto& [id, stream] : streams_) SendAck(&stream).IgnoreError();  // what was parked
   link_delay_ = absl::ZeroDuration();
   OpenHolderLink();
   version_changed_.SignalAll();
@@ -151,6 +156,7 @@ absl::StatusOr<std::shared_ptr<CommitQueue>> ServerJob::AddStream(StreamId id, s
   auto queue = std::make_shared<CommitQueue>(stream, hello.generation());
   s.queue = queue;
   s.stream = std::move(stream);
+  s.who = absl::StrCat(hello.node().name(), " contributor ", hello.contributor());
   absl::Status status = core_.OnHello(id, hello);
   if (status.ok()) return queue;
   streams_.erase(id);
@@ -186,15 +192,33 @@ absl::Status ServerJob::OnFrame(StreamId id, ParsedFrame frame) {
     RETURN_IF_ERROR(core_.OnPush(id, header, std::move(value), bytes));
     offset += bytes;
   }
-  if (auto it = streams_.find(id); it != streams_.end()) SendAck(&it->second);
+  if (auto it = streams_.find(id); it != streams_.end()) return SendAck(&it->second);
   return absl::OkStatus();
 }
 
-void ServerJob::SendAck(WorkerStream* stream) {
-  if (!std::exchange(stream->ack_due, false)) return;
+absl::Status ServerJob::SendAck(WorkerStream* stream) {
+  const uint64_t chunks = core_.layout() == nullptr ? 0 : core_.layout()->table().chunks();
+  const size_t waiting = stream->stream->queued_bytes();
+  stream->unread_frames = waiting < kUnread ? 0 : stream->unread_frames + 1;
+  if (stream->unread_frames > kMaxUnreadFrames + kMaxUnreadFramesPerChunk * chunks) {
+    return absl::ResourceExhaustedError(absl::StrCat("job ", options_.job_id, ": ", stream->unread_frames,
+                                                     " frames came while ", waiting,
+                                                     " bytes wait that the client does not read"));
+  }
+  if (!std::exchange(stream->ack_due, false)) return absl::OkStatus();
   v1::ChunkFrame ack;
   ack.mutable_ack()->set_bytes(stream->taken);
   stream->stream->Write(EncodeFrame(ack, {}));
+  return absl::OkStatus();
+}
+
+void ServerJob::CloseUnread(StreamId id) {
+  absl::MutexLock lock(&mutex_);
+  if (!streams_.contains(id)) return;
+  CloseStream(id,
+              absl::ResourceExhaustedError(absl::StrCat("job ", options_.job_id, ": the client subscribed and does ",
+                                                        "not read: it is two versions behind")));
+  core_.OnStreamClosed(id);
 }
 
 void ServerJob::RemoveStream(StreamId id) {
@@ -356,11 +380,13 @@ void ServerJob::Serve(StreamId stream, uint64_t chunk, uint64_t version) {
   mutex_.AssertHeld();
   auto it = streams_.find(stream);
   if (it == streams_.end()) return;
-  options_.lanes->Post(chunk, [lanes = options_.lanes, store = store_, queue = it->second.queue, chunk, version] {
+  options_.lanes->Post(chunk, [self = shared_from_this(), lanes = options_.lanes, store = store_,
+                               queue = it->second.queue, stream, chunk, version] {
     absl::StatusOr<ChunkValue> value = store->Get(chunk, version);
     if (!value.ok()) return;  // could not be loaded: the job fails by the problem reported
     // Flushed at the end of the lane's queue: small chunks that are applied until then travel in the same frames.
     if (queue->Add(chunk, version, *std::move(value))) lanes->Post(chunk, [queue] { queue->Flush(); });
+    if (queue->fell_behind()) self->CloseUnread(stream);
   });
 }
 
@@ -472,6 +498,9 @@ void ServerJob::CloseStream(StreamId stream, const absl::Status& status) {
   mutex_.AssertHeld();
   auto it = streams_.find(stream);
   if (it == streams_.end()) return;
+  if (!absl::IsAborted(status)) {  // a new generation is nobody's fault
+    LOG_WARN("stream of {}, job {}: {}", it->second.who, options_.job_id, status.ToString());
+  }
   v1::ChunkFrame refusal;
   refusal.mutable_refusal()->set_code(static_cast<int>(status.code()));
   refusal.mutable_refusal()->set_message(std::string(status.message()));

@@ -78,7 +78,9 @@ class ServerJob : public std::enable_shared_from_this<ServerJob>, private ShardA
   struct WorkerStream {
     std::shared_ptr<ByteStream> stream;
     std::shared_ptr<CommitQueue> queue;
-    uint64_t taken = 0;  // payload bytes
+    std::string who;             // for people
+    uint64_t taken = 0;          // payload bytes
+    uint64_t unread_frames = 0;  // that came since little enough waited to be read by the client
     bool ack_due = false;
   };
 
@@ -107,7 +109,9 @@ class ServerJob : public std::enable_shared_from_this<ServerJob>, private ShardA
                          const v1::ChunkHeader& answer);
   void Problem(const absl::Status& status, uint64_t generation);
   void OpenHolderLink() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  static void SendAck(WorkerStream* stream);
+  // RESOURCE_EXHAUSTED where the client pushes on and on without reading.
+  absl::Status SendAck(WorkerStream* stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void CloseUnread(StreamId id);
   void OnHolderLinkClosed(const HolderLink* link, const absl::Status& status);
   void OnHolderLinkAlive(const HolderLink* link);
   void FinishSnapshot(std::shared_ptr<struct Snapshot> snapshot);

@@ -1,5 +1,9 @@
 #include "server/server_node.h"
 
+#include <grpcpp/alarm.h>
+
+#include <algorithm>
+#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -25,13 +29,58 @@ absl::Status TooManyJobs(const std::string& job_id) {
                                                    " others without a plan are waited for already"));
 }
 
+// A chunk twice in one frame is no worker's way; its second copy would be dropped in silence.
+absl::Status CheckChunksOnce(const v1::ChunkFrame& frame) {
+  if (frame.header_size() < 2) return absl::OkStatus();
+  std::vector<std::tuple<uint64_t, uint64_t, uint64_t>> named;
+  named.reserve(static_cast<size_t>(frame.header_size()));
+  for (const v1::ChunkHeader& h : frame.header()) named.emplace_back(h.chunk(), h.round(), h.position());
+  std::sort(named.begin(), named.end());
+  const auto twice = std::adjacent_find(named.begin(), named.end());
+  if (twice == named.end()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("chunk ", std::get<0>(*twice), " comes twice in one frame"));
+}
+
 }  // namespace
+
+// Closes a stream that says nothing for too long after it was opened. Thread-safe.
+class ServerNode::HelloTimer : public std::enable_shared_from_this<HelloTimer> {
+ public:
+  HelloTimer(std::weak_ptr<ByteStream> stream, std::string peer) : stream_(std::move(stream)), peer_(std::move(peer)) {}
+
+  void Start(absl::Duration patience) {
+    alarm_.Set(absl::ToChronoTime(absl::Now() + patience), [weak = weak_from_this(), patience](bool fired) {
+      const std::shared_ptr<HelloTimer> self = weak.lock();
+      if (!fired || self == nullptr || self->decided_.exchange(true)) return;
+      const absl::Status status = absl::DeadlineExceededError(
+          absl::StrCat("no hello within ", absl::FormatDuration(patience), " after the stream was opened"));
+      LOG_WARN("stream of unknown ({}): {}", self->peer_, status.ToString());
+      if (const std::shared_ptr<ByteStream> stream = self->stream_.lock()) stream->Close(status);
+    });
+  }
+  // Hello came, or the stream ended. False where the stream has been closed for want of it.
+  bool Stop() {
+    if (std::exchange(stopped_, true)) return true;
+    const bool in_time = !decided_.exchange(true);
+    alarm_.Cancel();
+    return in_time;
+  }
+
+ private:
+  const std::weak_ptr<ByteStream> stream_;
+  const std::string peer_;
+  std::atomic<bool> decided_{false};
+  bool stopped_ = false;  // the stream's events alone
+  grpc::Alarm alarm_;
+};
 
 // A worker's end. Frames of one stream come one at a time.
 class ServerNode::WorkerStream : public StreamHandler {
  public:
   WorkerStream(ServerNode* node, std::shared_ptr<ByteStream> stream, std::string peer)
-      : node_(node), id_(node->next_stream_++), stream_(std::move(stream)), peer_(std::move(peer)) {}
+      : node_(node), id_(node->next_stream_++), stream_(std::move(stream)), peer_(std::move(peer)) {
+    timer_->Start(node->options_.hello_patience);
+  }
 
   void OnMessage(grpc::ByteBuffer buffer) override {
     absl::Status status = Handle(std::move(buffer));
@@ -62,6 +111,7 @@ class ServerNode::WorkerStream : public StreamHandler {
   }
 
   void OnClosed(const absl::Status&) override {
+    timer_->Stop();
     if (job_ != nullptr) job_->RemoveStream(id_);
     job_ = nullptr;
   }
@@ -69,6 +119,7 @@ class ServerNode::WorkerStream : public StreamHandler {
  private:
   absl::Status Handle(grpc::ByteBuffer buffer) {
     if (closed_) return absl::OkStatus();
+    if (!timer_->Stop()) return absl::CancelledError("hello came too late");
     ASSIGN_OR_RETURN(ParsedFrame frame, ParseFrame(std::move(buffer)));
     if (job_ == nullptr) {
       if (!frame.control.has_hello())
@@ -91,7 +142,8 @@ class ServerNode::WorkerStream : public StreamHandler {
       }
       (*queue)->OnWritten();  // what may have come before
     }
-    absl::Status status = job_->OnFrame(id_, std::move(frame));
+    absl::Status status = CheckChunksOnce(frame.control);
+    if (status.ok()) status = job_->OnFrame(id_, std::move(frame));
     if (!status.ok()) generation_ = job_->generation();
     return status;
   }
@@ -100,6 +152,7 @@ class ServerNode::WorkerStream : public StreamHandler {
   const StreamId id_;
   const std::shared_ptr<ByteStream> stream_;
   const std::string peer_;
+  const std::shared_ptr<HelloTimer> timer_ = std::make_shared<HelloTimer>(stream_, peer_);
   std::string who_ = "unknown", job_id_ = "unknown";
   std::shared_ptr<ServerJob> job_;
   uint64_t generation_ = 0;  // the job's when a refusal came up; 0: not known
@@ -111,9 +164,13 @@ class ServerNode::WorkerStream : public StreamHandler {
 // Another server's link to this one as verdict holder.
 class ServerNode::PeerStream : public StreamHandler {
  public:
-  PeerStream(ServerNode* node, std::shared_ptr<ByteStream> stream) : node_(node), stream_(std::move(stream)) {}
+  PeerStream(ServerNode* node, std::shared_ptr<ByteStream> stream, const std::string& peer)
+      : node_(node), stream_(std::move(stream)), timer_(std::make_shared<HelloTimer>(stream_, peer)) {
+    timer_->Start(node->options_.hello_patience);
+  }
 
   void OnMessage(grpc::ByteBuffer buffer) override {
+    if (!timer_->Stop()) return;
     v1::ShardMessage message;
     if (!DecodeMessage(buffer, &message)) {
       return stream_->Close(absl::InvalidArgumentError("not a ShardMessage"));
@@ -133,6 +190,7 @@ class ServerNode::PeerStream : public StreamHandler {
   }
 
   void OnClosed(const absl::Status&) override {
+    timer_->Stop();
     if (job_ != nullptr) job_->RemovePeer(peer_, stream_.get());
     job_ = nullptr;
   }
@@ -140,6 +198,7 @@ class ServerNode::PeerStream : public StreamHandler {
  private:
   ServerNode* const node_;
   const std::shared_ptr<ByteStream> stream_;
+  const std::shared_ptr<HelloTimer> timer_;
   std::shared_ptr<ServerJob> job_;
   v1::NodeId peer_;
 };
@@ -329,8 +388,8 @@ Acceptor ServerNode::parameter_acceptor() {
 }
 
 Acceptor ServerNode::shard_acceptor() {
-  return [this](std::shared_ptr<ByteStream> stream, const std::string&) {
-    return std::make_shared<PeerStream>(this, std::move(stream));
+  return [this](std::shared_ptr<ByteStream> stream, const std::string& peer) {
+    return std::make_shared<PeerStream>(this, std::move(stream), peer);
   };
 }
 

@@ -33,6 +33,7 @@ struct ServerOptions {
   std::string data_root;        // spec.init.path is resolved under it; empty: as it is
   uint64_t memory_limit = 0;    // bytes for all jobs; 0: not limited
   int lanes = 1;
+  absl::Duration hello_patience = absl::Seconds(10);  // of a stream that was opened and says nothing
   ProtocolRules rules;
   Transport* transport = nullptr;  // outlives the node
   Clock* clock = nullptr;          // outlives the node; null: the real one
@@ -59,6 +60,7 @@ class ServerNode {
   absl::StatusOr<v1::GetPlanResponse> GetPlan(const v1::GetPlanRequest& request) const;
 
  private:
+  class HelloTimer;
   class WorkerStream;
   class PeerStream;
 

@@ -533,10 +533,18 @@ absl::Status ShardCore::OnSubscribe(StreamId id, const v1::Subscribe& subscribe)
   if (stream->parked) return Park(stream, subscribe, subscribe.ByteSizeLong());
   if (Fenced()) return absl::OkStatus();
   const uint64_t chunks = layout_->table().chunks();
+  uint64_t next_chunk = 0;
   for (const v1::Want& want : subscribe.wants()) {
     if (want.first_chunk() >= chunks || want.chunks() > chunks - want.first_chunk()) {
       return absl::OutOfRangeError(absl::StrCat("chunks ", want.first_chunk(), " + ", want.chunks(), " of ", chunks));
     }
+    // So that what a frame asks for is bounded by what there is.
+    if (want.first_chunk() < next_chunk) {
+      return absl::InvalidArgumentError(absl::StrCat("a subscription to chunks from ", want.first_chunk(),
+                                                     " on after one up to ", next_chunk,
+                                                     "; each chunk once, in ascending order"));
+    }
+    next_chunk = want.first_chunk() + want.chunks();
     for (auto it = chunks_.lower_bound(want.first_chunk());
          it != chunks_.end() && it->first < want.first_chunk() + want.chunks(); ++it) {
       Chunk& chunk = it->second;

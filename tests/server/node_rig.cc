@@ -145,13 +145,21 @@ NodeRig::NodeRig(const NodeRigOptions& options)
     o.checkpoint_root = options.checkpoint_root;
     o.memory_limit = options.memory_limit;
     o.lanes = options.lanes;
+    o.hello_patience = options.hello_patience;
     server.transport = network_.MakeTransport(o.address);
     o.transport = server.transport.get();
     server.node = ServerNode::Start(o);
     server.listener = *network_.Listen(o.address, {{Plane::kParameter, server.node->parameter_acceptor()},
                                                    {Plane::kShard, server.node->shard_acceptor()}});
+    if (!options.grpc) continue;
+    server.service.SetNode(server.node.get());
+    server.grpc = *GrpcServer::Start(GrpcServerOptions(), {&server.service});
   }
-  workers_ = network_.MakeTransport("workers");
+  if (options.grpc) {
+    workers_ = std::make_unique<GrpcTransport>();
+  } else {
+    workers_ = network_.MakeTransport("workers");
+  }
   absl::MutexLock lock(&mutex_);
   const auto all = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return sessions_.size() == options.servers; };
   CHECK(mutex_.AwaitWithTimeout(absl::Condition(&all), kNodeRigPatience));
@@ -161,6 +169,7 @@ NodeRig::~NodeRig() {
   workers_ = nullptr;
   for (Server& server : servers_) {
     server.listener = nullptr;
+    server.grpc = nullptr;
     server.node = nullptr;
     server.transport = nullptr;
   }
@@ -225,7 +234,7 @@ v1::NodeProblem NodeRig::AwaitProblem() {
 
 std::shared_ptr<StreamEnd> NodeRig::Open(uint32_t server, std::function<void()> on_closed) {
   auto end = std::make_shared<StreamEnd>(std::move(on_closed));
-  end->stream = workers_->Open(servers_[server].listener->address(), Plane::kParameter, end);
+  end->stream = workers_->Open(address(server), Plane::kParameter, end);
   return end;
 }
 

@@ -1,8 +1,9 @@
-// Real ServerNodes over the in-process transport, with a scheduler that does what the test says and streams that the
-// test writes itself.
+// Real ServerNodes over the in-process transport (workers' streams also over gRPC), with a scheduler that does what the
+// test says and streams that the test writes itself.
 #ifndef SLUICE_TESTS_SERVER_NODE_RIG_H_
 #define SLUICE_TESTS_SERVER_NODE_RIG_H_
 
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -13,8 +14,10 @@
 
 #include "absl/synchronization/mutex.h"
 #include "common/frame.h"
+#include "common/grpc_transport.h"
 #include "common/inprocess_transport.h"
 #include "server/server_node.h"
+#include "server/services.h"
 #include "tests/server/server_test_plan.h"
 
 namespace sluice {
@@ -63,6 +66,8 @@ struct NodeRigOptions {
   absl::Duration max_delay = absl::ZeroDuration();
   std::string checkpoint_root = {};
   uint64_t memory_limit = 0;
+  bool grpc = false;  // workers' streams over loopback; all else stays in the process
+  absl::Duration hello_patience = ServerOptions().hello_patience;
 };
 
 class NodeRig {
@@ -74,6 +79,10 @@ class NodeRig {
   ServerNode& node(uint32_t server) { return *servers_[server].node; }
   InProcessNetwork& network() { return network_; }
   Transport* transport() { return workers_.get(); }
+  // By which workers reach the server.
+  const std::string& address(uint32_t server) const {
+    return servers_[server].grpc != nullptr ? servers_[server].grpc->address() : servers_[server].listener->address();
+  }
 
   // To all servers.
   void Send(const v1::SchedulerMessage& message);
@@ -100,6 +109,8 @@ class NodeRig {
     std::unique_ptr<Transport> transport;
     std::unique_ptr<ServerNode> node;
     std::unique_ptr<Listener> listener;
+    ParameterServiceImpl service;
+    std::unique_ptr<GrpcServer> grpc;
   };
 
   InProcessNetwork network_;
@@ -107,7 +118,7 @@ class NodeRig {
   std::map<std::string, std::shared_ptr<ByteStream>> sessions_ ABSL_GUARDED_BY(mutex_);  // registered
   std::vector<v1::NodeMessage> messages_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<Listener> scheduler_;
-  std::vector<Server> servers_;
+  std::deque<Server> servers_;
   std::unique_ptr<Transport> workers_;
 };
 
