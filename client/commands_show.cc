@@ -78,6 +78,7 @@ void PrintJob(const v1::JobStatus& job, std::ostream* out) {
   const auto add = [&rows](const std::string& name, const std::string& value) { rows.push_back({name, value}); };
   if (!job.message().empty()) add("message", job.message());
   add("progress", ProgressText(job));
+  if (const std::string text = RoundTimeText(job); !text.empty()) add("round time", text);
   add("parameters", absl::StrCat(job.parameters()));
   add("created", TimeText(job.created_unix_seconds()));
   add("started", TimeText(job.started_unix_seconds()));
@@ -152,17 +153,24 @@ int RunLogs(const Args& args, const ClientEnvironment& environment) {
   for (const v1::JobEvent& event : history->events()) {
     *environment.out << TimeText(event.unix_seconds()) << "  " << event.text() << "\n";
   }
-  std::vector<std::vector<std::string>> rows = {{"ROUND", "KIND", "LOSS", "ACCURACY", "NORM", "RATE", "SECONDS", ""}};
+  std::vector<std::vector<std::string>> rows = {
+      {"ROUND", "KIND", "LOSS", "ACCURACY", "NORM", "RATE", "SECONDS", "COMPUTE", "EXPOSED", "OTHERS", "VERDICT", ""}};
   for (const v1::RoundRecord& record : history->records()) {
     std::string note = record.skipped() ? "skipped" : "";
     for (uint32_t contributor : record.nonfinite_contributors())
       absl::StrAppend(&note, " non-finite from replica ", contributor);
     const bool training = !record.evaluation();
-    rows.push_back({absl::StrCat(record.round()), training ? "training" : "validation",
-                    absl::StrFormat("%.5f", record.loss()), absl::StrFormat("%.4f", record.accuracy()),
-                    training ? absl::StrFormat("%.4f", record.gradient_norm()) : "-",
-                    training ? absl::StrFormat("%.6g", record.learning_rate()) : "-",
-                    training ? absl::StrFormat("%.4f", record.seconds()) : "-", note});
+    const auto part = [&record](float (v1::ReplicaTime::*seconds)() const) -> std::string {  // mean over replicas
+      double sum = 0;
+      for (const v1::ReplicaTime& time : record.times()) sum += (time.*seconds)();
+      return record.times().empty() ? "-" : absl::StrFormat("%.4f", sum / record.times_size());
+    };
+    rows.push_back(
+        {absl::StrCat(record.round()), training ? "training" : "validation", absl::StrFormat("%.5f", record.loss()),
+         absl::StrFormat("%.4f", record.accuracy()), training ? absl::StrFormat("%.4f", record.gradient_norm()) : "-",
+         training ? absl::StrFormat("%.6g", record.learning_rate()) : "-",
+         training ? absl::StrFormat("%.4f", record.seconds()) : "-", part(&v1::ReplicaTime::compute),
+         part(&v1::ReplicaTime::exposed), part(&v1::ReplicaTime::others), part(&v1::ReplicaTime::verdict), note});
   }
   PrintTable(rows, environment.out);
   return kExitOk;

@@ -35,6 +35,20 @@ std::string UnitName(const v1::JobStatus& status) {
   return ClassifierSizesOf(status.spec().model()).has_value() ? "samples" : "tokens";
 }
 
+std::string RoundTimeText(const v1::JobStatus& status) {
+  const v1::RoundTime& time = status.round_time();
+  if (time.total() <= 0) return "";
+  const bool async = status.spec().train().mode() == v1::TrainSpec::ASYNC;
+  const auto share = [&time](double part) { return absl::StrFormat("%.0f%%", 100 * part / time.total()); };
+  std::string text = time.total() < 0.01 ? absl::StrFormat("%.1f ms", 1e3 * time.total())
+                     : time.total() < 10 ? absl::StrFormat("%.0f ms", 1e3 * time.total())
+                                         : absl::StrFormat("%.1f s", time.total());
+  absl::StrAppend(&text, ": compute ", share(time.compute()), ", exposed communication ", share(time.exposed()));
+  if (!async)
+    absl::StrAppend(&text, ", waiting for others ", share(time.others()), ", verdict ", share(time.verdict()));
+  return text;
+}
+
 std::string ProgressText(const v1::JobStatus& status) {
   std::string text = absl::StrCat("round ", status.rounds_done(), "/", status.rounds());
   if (status.rounds() > 0) {

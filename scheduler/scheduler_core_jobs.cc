@@ -70,6 +70,34 @@ absl::Status CheckResume(const v1::JobSpec& spec, uint64_t parameters, const Res
   return absl::OkStatus();
 }
 
+// Over the replicas.
+v1::RoundTime MeanTime(const v1::RoundRecord& record) {
+  v1::RoundTime mean;
+  const double replicas = record.times_size();
+  for (const v1::ReplicaTime& time : record.times()) {
+    mean.set_compute(mean.compute() + time.compute() / replicas);
+    mean.set_exposed(mean.exposed() + time.exposed() / replicas);
+    mean.set_others(mean.others() + time.others() / replicas);
+    mean.set_verdict(mean.verdict() + time.verdict() / replicas);
+  }
+  mean.set_total(mean.compute() + mean.exposed() + mean.others() + mean.verdict());
+  return mean;
+}
+
+void AddRoundTime(const JobEntry& job, v1::JobStatus* status) {
+  double rounds = 0;
+  for (const JobEntry::Pace& pace : job.pace) rounds += pace.time.total() > 0;
+  if (rounds == 0) return;
+  v1::RoundTime& mean = *status->mutable_round_time();
+  for (const JobEntry::Pace& pace : job.pace) {
+    mean.set_total(mean.total() + pace.time.total() / rounds);
+    mean.set_compute(mean.compute() + pace.time.compute() / rounds);
+    mean.set_exposed(mean.exposed() + pace.time.exposed() / rounds);
+    mean.set_others(mean.others() + pace.time.others() / rounds);
+    mean.set_verdict(mean.verdict() + pace.time.verdict() / rounds);
+  }
+}
+
 }  // namespace
 
 // ---------------------------------------------------------------------------------------------------- submission
@@ -245,8 +273,8 @@ void SchedulerCore::OnRoundRecord(const NodeKey& from, const v1::RoundRecord& re
       *status.mutable_last_train() = record;
     }
     status.set_rounds_done(std::max(status.rounds_done(), record.round() + 1));
-    job->pace.emplace_back(now, record.count());
-    while (job->pace.size() > kPaceRounds || now - job->pace.front().first > kPaceTime) {
+    job->pace.push_back({now, record.count(), MeanTime(record)});
+    while (job->pace.size() > kPaceRounds || now - job->pace.front().at > kPaceTime) {
       if (job->pace.size() <= 2) break;
       job->pace.pop_front();
     }
@@ -421,11 +449,12 @@ absl::StatusOr<std::string> SchedulerCore::Find(std::string_view id) const {
 v1::JobStatus SchedulerCore::Status(const JobEntry& job, bool with_plan) const {
   v1::JobStatus status = job.row.status();
   if (!with_plan) status.clear_plan();
+  AddRoundTime(job, &status);
   if (job.state() != v1::RUNNING || job.pace.size() < 2) return status;
-  const double seconds = absl::ToDoubleSeconds(job.pace.back().first - job.pace.front().first);
+  const double seconds = absl::ToDoubleSeconds(job.pace.back().at - job.pace.front().at);
   if (seconds <= 0) return status;
   double tokens = 0;  // of the rounds after the first: those fell into this time
-  for (size_t i = 1; i < job.pace.size(); ++i) tokens += job.pace[i].second;
+  for (size_t i = 1; i < job.pace.size(); ++i) tokens += job.pace[i].count;
   status.set_tokens_per_second(tokens / seconds);
   const double each = seconds / static_cast<double>(job.pace.size() - 1);
   const uint64_t left = status.rounds() - std::min(status.rounds(), status.rounds_done());

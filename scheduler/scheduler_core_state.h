@@ -79,8 +79,13 @@ struct JobEntry {
   uint64_t skipped_last = 0;
   std::set<std::string> skip_causes;
 
-  std::deque<std::pair<absl::Time, double>> pace;  // arrival and targets of the newest rounds
-  std::set<std::string> accusations;               // told already, of this generation
+  struct Pace {
+    absl::Time at;
+    double count = 0;  // targets
+    v1::RoundTime time;
+  };
+  std::deque<Pace> pace;              // of the newest rounds, as their records came
+  std::set<std::string> accusations;  // told already, of this generation
 
   const v1::Plan& plan() const { return row.status().plan(); }
   const v1::JobSpec& spec() const { return row.status().spec(); }

@@ -7,6 +7,7 @@
 #include "absl/strings/str_join.h"
 #include "common/job_spec.h"
 #include "common/status_macros.h"
+#include "server/round_times.h"
 
 namespace sluice {
 namespace {
@@ -137,6 +138,9 @@ void LeaseBook::Finish(uint32_t contributor, const v1::Lease& lease, const v1::R
   tally_.staleness_count += report.staleness_count();
   tally_.staleness_max = std::max(tally_.staleness_max, report.staleness_max());
   if (report.nonfinite()) tally_.nonfinite.insert(contributor);
+  v1::ReplicaTime& time = tally_.times[contributor];
+  time.set_compute(static_cast<float>(time.compute() + SaneSeconds(report.compute_seconds())));
+  time.set_exposed(static_cast<float>(time.exposed() + SaneSeconds(report.wait_seconds())));
   // A lease is at most a round.
   if (consumed_.size() >= (recorded_ + 1) * layout_->batch()) RecordRound();
   NoteEvaluations();
@@ -165,6 +169,10 @@ void LeaseBook::RecordRound() {
   record.set_staleness_max(tally_.staleness_max);
   record.set_skipped(!tally_.nonfinite.empty());  // some chunks kept their values
   for (uint32_t contributor : tally_.nonfinite) record.add_nonfinite_contributors(contributor);
+  for (auto& [contributor, time] : tally_.times) {
+    time.set_contributor(contributor);
+    *record.add_times() = time;
+  }
   tally_ = Tally();
   ++recorded_;
 }

@@ -51,6 +51,7 @@ void ShardCore::OnPlan(std::shared_ptr<const Layout> layout, const std::vector<v
   stream_faults_.clear();
   faults_told_.clear();
   recorded_at_ = absl::InfinitePast();
+  times_.Clear();
   if (layout_->plan().timeline() != old_timeline) {
     recorded_ = 0;
     records_.clear();
@@ -440,7 +441,7 @@ void ShardCore::TryNorm(uint32_t index) {
   if (shard.chunks.empty() || shard.summed != shard.chunks.size()) return;
   const uint64_t round = chunks_.at(shard.chunks[0]).version;
   if (auto it = shard.verdicts.find(round); it != shard.verdicts.end()) {
-    ApplyShard(index, it->second);  // carried: a fact, never derived anew
+    ApplyShards({index}, it->second);  // carried: a fact, never derived anew
     return;
   }
   if (shard.norm_sent) return;
@@ -488,28 +489,40 @@ void ShardCore::OnHolderConnected() {
 
 void ShardCore::OnVerdict(const v1::VerdictNotice& notice) {
   if (!layout_ || notice.generation() != generation() || Fenced()) return;
-  auto it = shards_.find(notice.shard());
-  if (it == shards_.end()) return;
-  Shard& shard = it->second;
-  const auto [known, fresh] = shard.verdicts.emplace(notice.verdict().round(), notice.verdict());
-  if (!fresh || shard.chunks.empty()) return;
-  if (notice.verdict().round() == chunks_.at(shard.chunks[0]).version && shard.summed == shard.chunks.size()) {
-    ApplyShard(notice.shard(), known->second);
+  std::vector<uint32_t> due;
+  for (const uint32_t index : notice.shards()) {
+    auto it = shards_.find(index);
+    if (it == shards_.end()) continue;
+    Shard& shard = it->second;
+    if (!shard.verdicts.emplace(notice.verdict().round(), notice.verdict()).second || shard.chunks.empty()) continue;
+    if (notice.verdict().round() == chunks_.at(shard.chunks[0]).version && shard.summed == shard.chunks.size()) {
+      due.push_back(index);
+    }
   }
+  ApplyShards(due, notice.verdict());
 }
 
-void ShardCore::ApplyShard(uint32_t index, const v1::Verdict& verdict) {
-  Shard& shard = shards_.at(index);
-  shard.summed = 0;
-  shard.norm_sent = false;
-  for (uint64_t chunk : shard.chunks) {
+// In the order of chunks over all of the shards: the order in which the next forward reads them.
+void ShardCore::ApplyShards(const std::vector<uint32_t>& indices, const v1::Verdict& verdict) {
+  std::vector<uint64_t> chunks;
+  for (const uint32_t index : indices) {
+    Shard& shard = shards_.at(index);
+    shard.summed = 0;
+    shard.norm_sent = false;
+    chunks.insert(chunks.end(), shard.chunks.begin(), shard.chunks.end());
+  }
+  std::sort(chunks.begin(), chunks.end());
+  for (const uint64_t chunk : chunks) {
     Chunk& c = chunks_.at(chunk);
     ApplyChunk(chunk, &c, verdict, /*skip_nonfinite=*/!c.sum->finite);
   }
-  while (!shard.verdicts.empty() && shard.verdicts.begin()->first + 1 < verdict.round()) {
-    shard.verdicts.erase(shard.verdicts.begin());
+  for (const uint32_t index : indices) {
+    Shard& shard = shards_.at(index);
+    while (!shard.verdicts.empty() && shard.verdicts.begin()->first + 1 < verdict.round()) {
+      shard.verdicts.erase(shard.verdicts.begin());
+    }
+    Progress(index);
   }
-  Progress(index);
 }
 
 void ShardCore::ApplyChunk(uint64_t index, Chunk* chunk, const v1::Verdict& verdict, bool skip_nonfinite) {

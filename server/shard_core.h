@@ -31,6 +31,7 @@
 #include "common/position_set.h"
 #include "common/protocol_rules.h"
 #include "server/lease_book.h"
+#include "server/round_times.h"
 #include "server/verdict.h"
 #include "sluice/v1/parameter.pb.h"
 #include "sluice/v1/scheduler.pb.h"
@@ -221,7 +222,7 @@ class ShardCore {
   void ChunkComplete(uint64_t index, Chunk* chunk);
   void TryNorm(uint32_t shard);
   void SendNormOf(uint32_t shard);
-  void ApplyShard(uint32_t shard, const v1::Verdict& verdict);
+  void ApplyShards(const std::vector<uint32_t>& shards, const v1::Verdict& verdict);
   void ApplyChunk(uint64_t index, Chunk* chunk, const v1::Verdict& verdict, bool skip_nonfinite);
   void Progress(uint32_t shard);
   void TryDecide(uint64_t round);
@@ -251,6 +252,7 @@ class ShardCore {
   std::deque<std::pair<v1::NormReport, v1::NodeId>> parked_norms_;
 
   // Verdict holder's state.
+  RoundTimes times_;
   std::map<uint64_t, RoundTally> training_, evaluation_;
   std::map<uint64_t, v1::Verdict> decided_;
   uint64_t recorded_ = 0;                                 // rounds below it have a record (STREAM)

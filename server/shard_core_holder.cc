@@ -47,7 +47,7 @@ absl::Status ShardCore::OnNorm(const v1::NormReport& report, const v1::NodeId& f
     v1::VerdictNotice notice;
     notice.set_job_id(job_id_);
     notice.set_generation(generation());
-    notice.set_shard(report.shard());
+    notice.add_shards(report.shard());
     *notice.mutable_verdict() = it->second;
     if (SameNode(from, self_)) {
       OnVerdict(notice);
@@ -99,6 +99,7 @@ absl::Status ShardCore::OnReport(StreamId id, const v1::RoundReport& report) {
   if (decided_.contains(report.round())) return absl::OkStatus();  // recorded already
   if (layout_->plan().discipline() == v1::Plan::STREAM && report.round() < recorded_) return absl::OkStatus();
   RETURN_IF_ERROR(Tally(&training_, report.round())->AddReport(report));
+  times_.Reported(report.round(), report.contributor(), now_);
   if (layout_->plan().discipline() == v1::Plan::STREAM) {
     TryRecord(report.round());
   } else {
@@ -119,18 +120,30 @@ void ShardCore::TryDecide(uint64_t round) {
   Record(round, it->second, &*verdict);
   training_.erase(training_.begin(), std::next(it));
   while (decided_.size() > 3) decided_.erase(decided_.begin());
+  // One notice to each primary, the others' first.
+  v1::VerdictNotice mine;
+  mine.set_job_id(job_id_);
+  mine.set_generation(generation());
+  *mine.mutable_verdict() = *verdict;
+  std::map<std::pair<std::string, uint64_t>, v1::VerdictNotice> others;
   for (uint32_t s = 0; s < layout_->plan().shards(); ++s) {
-    v1::VerdictNotice notice;
-    notice.set_job_id(job_id_);
-    notice.set_generation(generation());
-    notice.set_shard(s);
-    *notice.mutable_verdict() = *verdict;
     if (shards_.contains(s)) {
-      OnVerdict(notice);
-    } else {
-      actions_->SendVerdict(layout_->primary(s).node(), notice);
+      mine.add_shards(s);
+      continue;
     }
+    const v1::NodeId& node = layout_->primary(s).node();
+    v1::VerdictNotice& notice = others[{node.name(), node.incarnation()}];
+    if (notice.shards().empty()) {
+      notice.set_job_id(job_id_);
+      notice.set_generation(generation());
+      *notice.mutable_verdict() = *verdict;
+    }
+    notice.add_shards(s);
   }
+  for (const auto& [key, notice] : others) {
+    actions_->SendVerdict(layout_->primary(notice.shards(0)).node(), notice);
+  }
+  OnVerdict(mine);
 }
 
 void ShardCore::TryRecord(uint64_t round) {
@@ -169,6 +182,7 @@ void ShardCore::Record(uint64_t round, const RoundTally& tally, const v1::Verdic
   }
   if (recorded_at_ != absl::InfinitePast()) record->set_seconds(absl::ToDoubleSeconds(now_ - recorded_at_));
   recorded_at_ = now_;
+  times_.Fill(round, tally.reports(), verdict != nullptr, record);
   SendRecord(std::move(message));
 }
 

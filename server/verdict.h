@@ -39,7 +39,8 @@ class RoundTally {
   // FAILED_PRECONDITION where shards disagree on the count or norm blocks are missing (a fault of our own).
   absl::StatusOr<v1::Verdict> Decide() const;
 
-  double loss_sum() const;  // in order of contributors
+  const std::map<uint32_t, v1::RoundReport>& reports() const { return reports_; }  // by contributor
+  double loss_sum() const;                                                         // in order of contributors
   double count() const;
   double correct() const;
   std::vector<uint32_t> nonfinite_contributors() const;

@@ -281,6 +281,7 @@ absl::Status PsClient::HandleFrame(const StreamKey& key, grpc::ByteBuffer messag
     return absl::InvalidArgumentError(
         absl::StrCat("payload of ", frame.payload.size(), " bytes; the headers say ", elements, " elements of 4"));
   }
+  bool taken = false;
   {
     absl::MutexLock lock(&mutex_);
     Link* link = Find(key);
@@ -297,8 +298,12 @@ absl::Status PsClient::HandleFrame(const StreamKey& key, grpc::ByteBuffer messag
     if (frame.control.has_ack()) {
       RETURN_IF_ERROR(link->queue.Acknowledge(frame.control.ack().bytes()));
       Pump(*link);
+      taken = std::all_of(links_.begin(), links_.end(), [](const std::unique_ptr<Link>& each) {
+        return each->queue.empty() && each->queue.unacknowledged() == 0;
+      });
     }
   }
+  if (taken) events_->OnPushesTaken();
   if (frame.control.has_lease()) {
     RETURN_IF_ERROR(events_->OnLease(key.generation, key.server, frame.control.lease()));
   }

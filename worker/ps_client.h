@@ -51,6 +51,8 @@ class PsClient {
     virtual absl::Status OnLease(uint64_t generation, size_t server, const v1::Lease& lease) {
       return absl::FailedPreconditionError("nobody asked for a lease");
     }
+    // All payload that was pushed has been taken by the servers.
+    virtual void OnPushesTaken() {}
     virtual void OnUnreachable(uint64_t generation, size_t server, const absl::Status& status) = 0;
     // The server keeps refusing this rank for a reason that trying again does not mend.
     virtual void OnRefused(uint64_t generation, size_t server, const absl::Status& status) = 0;

@@ -140,6 +140,8 @@ void RoundCore::Keep(v1::RoundReport::Kind kind, uint64_t round, const WorkSum& 
   report.set_count(sum.count);
   report.set_correct(sum.correct);
   report.set_compute_seconds(sum.seconds);
+  report.set_wait_seconds(sum.wait_seconds);
+  report.set_answer_seconds(sum.answer_seconds);
   if (up_[holder_]) actions_->Report(holder_, report);
 }
 

@@ -92,8 +92,10 @@ struct WorkSum {
   double loss = 0;
   double count = 0;
   double correct = 0;
-  double seconds = 0;
-  double gradient_norm = 0;  // async with clipping: of the mean gradient
+  double seconds = 0;         // of computing
+  double wait_seconds = 0;    // training: see RoundReport,
+  double answer_seconds = 0;  // the same
+  double gradient_norm = 0;   // async with clipping: of the mean gradient
 };
 
 // Not thread-safe.

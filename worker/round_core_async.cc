@@ -106,6 +106,7 @@ void RoundCore::EndLease() {
   report.set_count(sum_.count);
   report.set_correct(sum_.correct);
   report.set_compute_seconds(sum_.seconds);
+  report.set_wait_seconds(sum_.wait_seconds);
   report.set_gradient_norm(sum_.gradient_norm);
   lease_.Clear();
   for (Chunk& chunk : chunks_) chunk.pushed = 0;

@@ -152,6 +152,7 @@ void WorkerJob::Install(uint64_t generation, uint64_t chunk, uint64_t version,
 void WorkerJob::OpenStreams(const std::shared_ptr<const Layout>& layout, const std::vector<ServerEnd>& servers) {
   LOG_INFO("job {} generation {}: rank {} of {}, from version {}, {} servers", id_, layout->generation(), core_.rank(),
            layout->contributors(), layout->plan().start(), servers.size());
+  times_.Restart(options_.clock->Now());
   client_.Open(layout->generation(), core_.rank(), servers);
 }
 
@@ -167,6 +168,7 @@ void WorkerJob::Push(size_t server, const v1::ChunkHeader& header) {
     bytes.data = model_->gradients() + core_.layout()->table().range(header.chunk()).begin;
     bytes.size = header.elements() * sizeof(float);
     bytes.owner = model_->gradient_owner();
+    times_.Pushed();
   }
   client_.Push(core_.generation(), server, header, std::move(bytes));
   if (options_.hooks != nullptr) pushed_.push_back(header.chunk());
@@ -217,6 +219,7 @@ void WorkerJob::CancelWork() { cancel_ = true; }
 Work WorkerJob::Next() {
   absl::MutexLock lock(&mutex_);
   const auto ready = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return ended_ || work_.has_value(); };
+  const absl::Time from = options_.clock->Now();
   absl::Duration patience = kFirstStallLog;
   while (!mutex_.AwaitWithTimeout(absl::Condition(&ready), patience)) {
     if (core_.phase() != RoundCore::Phase::kFinished)
@@ -226,17 +229,21 @@ Work WorkerJob::Next() {
   if (ended_) return Work();
   const Work work = *work_;
   work_.reset();
+  times_.Waited(from, options_.clock->Now(), work.round, /*in_work=*/false);
   return work;
 }
 
 absl::Status WorkerJob::ParametersNeeded(const Work& work, Range range) {
   absl::MutexLock lock(&mutex_);
   const auto ready = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return *work.cancel || core_.InPlace(range); };
+  if (ready()) return *work.cancel ? absl::CancelledError("the generation ended") : absl::OkStatus();
+  const absl::Time from = options_.clock->Now();
   absl::Duration patience = kFirstStallLog;
   while (!mutex_.AwaitWithTimeout(absl::Condition(&ready), patience)) {
     LOG_WARN("{}, for some {} s", core_.Describe(), patience / absl::Seconds(1));
     patience *= 2;
   }
+  times_.Waited(from, options_.clock->Now(), work.round, /*in_work=*/true);
   return *work.cancel ? absl::CancelledError("the generation ended") : absl::OkStatus();
 }
 
@@ -253,8 +260,12 @@ void WorkerJob::GradientReady(const Work& work, Range range) {
 void WorkerJob::Done(const Work& work, const LossSum& sum, double seconds) {
   WorkSum done{.loss = sum.loss, .count = sum.count, .correct = sum.correct, .seconds = seconds};
   if (clips_alone_ && work.kind == Work::kTrain) done.gradient_norm = GradientNorm(sum.count);
-  Deliver([&](RoundCore& core) {
+  Deliver([&](RoundCore& core) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (work.kind == Work::kTrain) {
+      const RoundClock::Times times = times_.Computed();
+      done.seconds = std::max(0.0, seconds - absl::ToDoubleSeconds(times.wait_in_work));
+      done.wait_seconds = absl::ToDoubleSeconds(times.wait);
+      done.answer_seconds = absl::ToDoubleSeconds(times.answer);
       core.OnComputed(work.generation, work.round, done);
     } else {
       core.OnEvaluated(work.generation, work.round, done);
@@ -293,7 +304,10 @@ void WorkerJob::OnStreamDown(uint64_t generation, size_t server, const absl::Sta
 
 absl::Status WorkerJob::OnCommits(uint64_t generation, size_t server, const ParsedFrame& frame) {
   absl::Status status;
-  Deliver([&](RoundCore& core) {
+  Deliver([&](RoundCore& core) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (generation == core.generation() && frame.control.header_size() > 0 && !core.layout()->async()) {
+      times_.Arrived(frame.control.header(0).round(), options_.clock->Now());
+    }
     size_t offset = 0;
     for (const v1::ChunkHeader& header : frame.control.header()) {
       const size_t bytes = header.elements() * sizeof(float);
@@ -309,6 +323,11 @@ absl::Status WorkerJob::OnLease(uint64_t generation, size_t server, const v1::Le
   absl::Status status;
   Deliver([&](RoundCore& core) { status = core.OnLease(lease); });
   return status;
+}
+
+void WorkerJob::OnPushesTaken() {
+  absl::MutexLock lock(&mutex_);
+  times_.Taken(options_.clock->Now());
 }
 
 void WorkerJob::OnUnreachable(uint64_t generation, size_t server, const absl::Status& status) {

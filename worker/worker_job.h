@@ -30,6 +30,7 @@
 #include "worker/data/dataset.h"
 #include "worker/model/model.h"
 #include "worker/ps_client.h"
+#include "worker/round_clock.h"
 #include "worker/round_core.h"
 #include "worker/train_loop.h"
 #include "worker/worker_hooks.h"
@@ -113,6 +114,7 @@ class WorkerJob : private RoundActions, private Rounds, private PsClient::Events
   void OnStreamDown(uint64_t generation, size_t server, const absl::Status& status) override;
   absl::Status OnCommits(uint64_t generation, size_t server, const ParsedFrame& frame) override;
   absl::Status OnLease(uint64_t generation, size_t server, const v1::Lease& lease) override;
+  void OnPushesTaken() override;
   void OnUnreachable(uint64_t generation, size_t server, const absl::Status& status) override;
   void OnRefused(uint64_t generation, size_t server, const absl::Status& status) override;
 
@@ -137,6 +139,7 @@ class WorkerJob : private RoundActions, private Rounds, private PsClient::Events
   uint32_t rank_ ABSL_GUARDED_BY(mutex_);
   bool open_ ABSL_GUARDED_BY(mutex_) = false;  // data set and model are there: plans go to the core
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
+  RoundClock times_ ABSL_GUARDED_BY(mutex_);
   std::optional<Work> work_ ABSL_GUARDED_BY(mutex_);  // for Next
   std::vector<InstallOrder> installs_ ABSL_GUARDED_BY(mutex_);
   std::vector<uint64_t> pushed_ ABSL_GUARDED_BY(mutex_);  // for the hooks

@@ -35,6 +35,24 @@ TEST(Progress, TextOfEverythingKnown) {
   EXPECT_NE(ProgressText(status).find("round skipped"), std::string::npos);
 }
 
+TEST(Progress, RoundTimeInShares) {
+  v1::JobStatus status = Running(120);
+  EXPECT_EQ(RoundTimeText(status), "") << "no round has ended";
+  v1::RoundTime* time = status.mutable_round_time();
+  time->set_total(.041);
+  time->set_compute(.0361);
+  time->set_exposed(.0029);
+  time->set_others(.0016);
+  time->set_verdict(.0004);
+  EXPECT_EQ(RoundTimeText(status), "41 ms: compute 88%, exposed communication 7%, waiting for others 4%, verdict 1%");
+  time->set_total(.0041);
+  EXPECT_EQ(RoundTimeText(status).substr(0, 6), "4.1 ms");
+  time->set_total(41);
+  EXPECT_EQ(RoundTimeText(status).substr(0, 6), "41.0 s");
+  status.mutable_spec()->mutable_train()->set_mode(v1::TrainSpec::ASYNC);
+  EXPECT_EQ(RoundTimeText(status).find("others"), std::string::npos) << "nobody waits for others";
+}
+
 TEST(Progress, PercentNeverRoundsUpToTheEnd) {
   EXPECT_NE(ProgressText(Running(1999)).find(" 99%"), std::string::npos);
   EXPECT_NE(ProgressText(Running(2000)).find(" 100%"), std::string::npos);
