@@ -1,0 +1,201 @@
+// How long a round takes and where its time goes, through the real server and the real worker as processes over gRPC on
+// loopback.
+//
+//   bench_round [--mparameters=1,4,16,64,100] [--shapes=1x1,2x2] [--rounds=20] [--json]
+//   bench_round --gpt [--repeats=3] [--rounds=15] [--json]
+//
+// Without --gpt: a synthetic model of so many million parameters that computes nothing, on WORKERSxSERVERS, with one
+// verdict a round and streamed; plain SGD. The round is all communication: push of every gradient, sums, verdict,
+// applying, and commits of every parameter. GB/s: payload that one worker moves in both directions, by the round time.
+//
+// With --gpt: what of a real job's round is communication that computing does not hide. GPT-2 with 4 layers, 256 wide,
+// 8 heads, context 128 (3.3 million parameters), AdamW, 2 workers of one thread each with 8 x 128 tokens a round, 2
+// servers. `exposed` = 1 - (round time with pushes and pulls cut out) / (round time), medians: cut out means the same
+// train loop, model, data and number of worker processes without servers, each round given out at once, gradients going
+// nowhere (RoundsAlone in round_nodes.cc). Runs with and without are taken in turns. On a machine with fewer cores than
+// processes the servers' own work takes cores from the workers: it is in `exposed`, and the CPU seconds say how much it
+// is. `workers' clocks` are what the job's history tells (docs/performance.md).
+//
+// Exit code 1: something failed.
+#include <algorithm>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
+#include "bench/measure.h"
+#include "bench/round_nodes.h"
+#include "common/rpc.h"
+#include "common/status_macros.h"
+#include "nlohmann/json.hpp"
+
+ABSL_FLAG(std::vector<std::string>, mparameters, std::vector<std::string>({"1", "4", "16", "64", "100"}),
+          "sizes, in 2^20 parameters, 1 to 512");
+ABSL_FLAG(std::vector<std::string>, shapes, std::vector<std::string>({"1x1", "2x2"}), "WORKERSxSERVERS, 1 to 16 each");
+ABSL_FLAG(int, rounds, 20, "timed rounds of a run, after 3 that warm up");
+ABSL_FLAG(bool, gpt, false, "the small GPT: exposed communication");
+ABSL_FLAG(int, repeats, 3, "--gpt: runs with communication and runs without, in turns");
+ABSL_FLAG(bool, json, false, "print JSON instead of tables");
+
+namespace sluice {
+namespace {
+
+using nlohmann::json;
+
+std::string Ms(double seconds) { return absl::StrFormat("%.1f", 1e3 * seconds); }
+std::string Share(double part, double whole) { return absl::StrFormat("%.0f%%", whole > 0 ? 100 * part / whole : 0); }
+
+json Shares(const RoundResult& r) {
+  return {{"compute_s", r.compute}, {"exposed_s", r.exposed}, {"others_s", r.others}, {"verdict_s", r.verdict}};
+}
+
+// ---------------------------------------------------------------- synthetic
+absl::Status Synthetic() {
+  std::vector<RoundJob> jobs;
+  for (const std::string& size : absl::GetFlag(FLAGS_mparameters)) {
+    for (const std::string& shape : absl::GetFlag(FLAGS_shapes)) {
+      const std::vector<std::string> sides = absl::StrSplit(shape, 'x');
+      RoundJob job;
+      uint32_t millions = 0;
+      if (!absl::SimpleAtoi(size, &millions) || millions < 1 || millions > 512 || sides.size() != 2 ||
+          !absl::SimpleAtoi(sides[0], &job.workers) || !absl::SimpleAtoi(sides[1], &job.servers) || job.workers < 1 ||
+          job.workers > 16 || job.servers < 1 || job.servers > 16) {
+        return absl::InvalidArgumentError(absl::StrCat("--mparameters=", size, " --shapes=", shape,
+                                                       ": expected 1 to 512, and WORKERSxSERVERS of 1 to 16 each"));
+      }
+      job.mib = 4 * millions;
+      job.rounds = static_cast<uint64_t>(absl::GetFlag(FLAGS_rounds));
+      for (const bool verdict : {true, false}) {
+        job.verdict = verdict;
+        jobs.push_back(job);
+      }
+    }
+  }
+  json rows = json::array();
+  const bool text = !absl::GetFlag(FLAGS_json);
+  if (text) {
+    std::printf("%s, %s; %d rounds each\n\n", DateAndMachine().c_str(), PriorityName().c_str(),
+                absl::GetFlag(FLAGS_rounds));
+    std::printf(
+        "| 2^20 parameters | workers x servers | discipline | round, ms (quartiles) | GB/s a worker | exposed | others "
+        "| verdict | CPU ms, workers + servers |\n|---|---|---|---|---|---|---|---|---|\n");
+  }
+  for (const RoundJob& job : jobs) {
+    ASSIGN_OR_RETURN(const RoundResult r, RunRounds(job, /*alone=*/false));
+    const Quartiles q = QuartilesOf(r.seconds);
+    const double gigabytes = 2.0 * job.mib * (1 << 20) / 1e9, all = r.compute + r.exposed + r.others + r.verdict;
+    json row = {{"parameters", uint64_t{job.mib} << 18},
+                {"workers", job.workers},
+                {"servers", job.servers},
+                {"discipline", job.verdict ? "VERDICT" : "STREAM"},
+                {"round_s", q.median},
+                {"round_s_q1", q.low},
+                {"round_s_q3", q.high},
+                {"gb_per_s", gigabytes / q.median},
+                {"worker_cpu_s", r.worker_cpu},
+                {"server_cpu_s", r.server_cpu}};
+    row.update(Shares(r));
+    rows.push_back(row);
+    if (!text) continue;
+    std::printf("| %u | %ux%u | %s | %s (%s-%s) | %.2f | %s | %s | %s | %s + %s |\n", job.mib / 4, job.workers,
+                job.servers, job.verdict ? "VERDICT" : "STREAM", Ms(q.median).c_str(), Ms(q.low).c_str(),
+                Ms(q.high).c_str(), gigabytes / q.median, Share(r.exposed, all).c_str(), Share(r.others, all).c_str(),
+                Share(r.verdict, all).c_str(), Ms(r.worker_cpu).c_str(), Ms(r.server_cpu).c_str());
+    std::fflush(stdout);
+  }
+  if (!text) {
+    const json all = {{"benchmark", "round"},
+                      {"machine", DateAndMachine()},
+                      {"priority", PriorityName()},
+                      {"rounds", absl::GetFlag(FLAGS_rounds)},
+                      {"rows", rows}};
+    std::printf("%s\n", all.dump(2).c_str());
+  }
+  return absl::OkStatus();
+}
+
+// ---------------------------------------------------------------- GPT
+// Runs of one kind, laid together.
+void Add(RoundResult* all, const RoundResult& run, double part) {
+  all->seconds.insert(all->seconds.end(), run.seconds.begin(), run.seconds.end());
+  for (double RoundResult::*field : {&RoundResult::compute, &RoundResult::exposed, &RoundResult::others,
+                                     &RoundResult::verdict, &RoundResult::worker_cpu, &RoundResult::server_cpu}) {
+    all->*field += run.*field * part;
+  }
+}
+
+absl::Status Gpt() {
+  RoundJob job;
+  job.gpt = true;
+  job.workers = job.servers = 2;
+  job.rounds = static_cast<uint64_t>(absl::GetFlag(FLAGS_rounds));
+  const int repeats = absl::GetFlag(FLAGS_repeats);
+  RoundResult alone, verdict, stream;
+  for (int i = 0; i < repeats; ++i) {
+    job.verdict = true;
+    ASSIGN_OR_RETURN(const RoundResult a, RunRounds(job, /*alone=*/true));
+    ASSIGN_OR_RETURN(const RoundResult v, RunRounds(job, /*alone=*/false));
+    job.verdict = false;
+    ASSIGN_OR_RETURN(const RoundResult s, RunRounds(job, /*alone=*/false));
+    Add(&alone, a, 1.0 / repeats);
+    Add(&verdict, v, 1.0 / repeats);
+    Add(&stream, s, 1.0 / repeats);
+  }
+  const double without = QuartilesOf(alone.seconds).median;
+  json out = {{"benchmark", "round_gpt"},       {"machine", DateAndMachine()}, {"priority", PriorityName()},
+              {"rounds", job.rounds * repeats}, {"alone_s", without},          {"alone_cpu_s", alone.worker_cpu}};
+  const bool text = !absl::GetFlag(FLAGS_json);
+  if (text) {
+    std::printf("%s, %s; %d runs of %d rounds each\n\n", DateAndMachine().c_str(), PriorityName().c_str(), repeats,
+                absl::GetFlag(FLAGS_rounds));
+    std::printf(
+        "| small GPT, 2 workers, 2 servers | round, ms (quartiles) | exposed | workers' clocks: exposed, others, "
+        "verdict | CPU ms, workers + servers |\n|---|---|---|---|---|\n");
+    const Quartiles q = QuartilesOf(alone.seconds);
+    std::printf("| pushes and pulls cut out | %s (%s-%s) | | | %s |\n", Ms(q.median).c_str(), Ms(q.low).c_str(),
+                Ms(q.high).c_str(), Ms(alone.worker_cpu).c_str());
+  }
+  const std::pair<const char*, const RoundResult*> kinds[] = {{"VERDICT", &verdict}, {"STREAM", &stream}};
+  for (const auto& [name, r] : kinds) {
+    const Quartiles q = QuartilesOf(r->seconds);
+    const double all = r->compute + r->exposed + r->others + r->verdict, exposed = 1 - without / q.median;
+    out[name] = {{"round_s", q.median},
+                 {"round_s_q1", q.low},
+                 {"round_s_q3", q.high},
+                 {"exposed", exposed},
+                 {"worker_cpu_s", r->worker_cpu},
+                 {"server_cpu_s", r->server_cpu},
+                 {"clocks_add_up_to", all / q.median}};
+    out[name].update(Shares(*r));
+    if (!text) continue;
+    std::printf("| %s | %s (%s-%s) | %.1f%% | %s, %s, %s | %s + %s |\n", name, Ms(q.median).c_str(), Ms(q.low).c_str(),
+                Ms(q.high).c_str(), 100 * exposed, Share(r->exposed, all).c_str(), Share(r->others, all).c_str(),
+                Share(r->verdict, all).c_str(), Ms(r->worker_cpu).c_str(), Ms(r->server_cpu).c_str());
+  }
+  if (!text) std::printf("%s\n", out.dump(2).c_str());
+  return absl::OkStatus();
+}
+
+int Main() {
+  if (absl::GetFlag(FLAGS_rounds) < 1 || absl::GetFlag(FLAGS_repeats) < 1) {
+    std::fprintf(stderr, "bench_round: --rounds and --repeats must be at least 1\n");
+    return 2;
+  }
+  TuneMalloc();  // as daemons do
+  const absl::Status status = absl::GetFlag(FLAGS_gpt) ? Gpt() : Synthetic();
+  if (!status.ok()) std::fprintf(stderr, "bench_round: %s\n", std::string(status.message()).c_str());
+  return status.ok() ? 0 : absl::IsInvalidArgument(status) ? 2 : 1;
+}
+
+}  // namespace
+}  // namespace sluice
+
+int main(int argc, char** argv) {
+  absl::ParseCommandLine(argc, argv);
+  return sluice::Main();
+}
