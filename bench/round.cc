@@ -9,12 +9,13 @@
 // applying, and commits of every parameter. GB/s: payload that one worker moves in both directions, by the round time.
 //
 // With --gpt: what of a real job's round is communication that computing does not hide. GPT-2 with 4 layers, 256 wide,
-// 8 heads, context 128 (3.3 million parameters), AdamW, 2 workers of one thread each with 8 x 128 tokens a round, 2
-// servers. `exposed` = 1 - (round time with pushes and pulls cut out) / (round time), medians: cut out means the same
-// train loop, model, data and number of worker processes without servers, each round given out at once, gradients going
-// nowhere (RoundsAlone in round_nodes.cc). Runs with and without are taken in turns. On a machine with fewer cores than
-// processes the servers' own work takes cores from the workers: it is in `exposed`, and the CPU seconds say how much it
-// is. `workers' clocks` are what the job's history tells (docs/performance.md).
+// 8 heads, context 128 (3.3 million parameters), AdamW, workers of one thread each with 8 x 128 tokens a round; 2
+// workers and 2 servers, then 1 and 1. `exposed` = 1 - (round time with pushes and pulls cut out) / (round time),
+// medians: cut out means the same train loop, model, data and number of worker processes without servers, each round
+// given out at once, gradients going nowhere (RoundsAlone in round_nodes.cc). Runs with and without are taken in turns.
+// On a machine with fewer cores than processes the servers' own work takes cores from the workers: it is in `exposed`.
+// `CPU share` is what of all CPU seconds the cut-out run does not need: with busy cores, no overlap can bring `exposed`
+// below it. `workers' clocks` are what the job's history tells (docs/performance.md).
 //
 // Exit code 1: something failed.
 #include <algorithm>
@@ -129,10 +130,11 @@ void Add(RoundResult* all, const RoundResult& run, double part) {
   }
 }
 
-absl::Status Gpt() {
+absl::StatusOr<json> GptOn(uint32_t workers, uint32_t servers, bool text) {
   RoundJob job;
   job.gpt = true;
-  job.workers = job.servers = 2;
+  job.workers = workers;
+  job.servers = servers;
   job.rounds = static_cast<uint64_t>(absl::GetFlag(FLAGS_rounds));
   const int repeats = absl::GetFlag(FLAGS_repeats);
   RoundResult alone, verdict, stream;
@@ -146,38 +148,62 @@ absl::Status Gpt() {
     Add(&verdict, v, 1.0 / repeats);
     Add(&stream, s, 1.0 / repeats);
   }
-  const double without = QuartilesOf(alone.seconds).median;
-  json out = {{"benchmark", "round_gpt"},       {"machine", DateAndMachine()}, {"priority", PriorityName()},
-              {"rounds", job.rounds * repeats}, {"alone_s", without},          {"alone_cpu_s", alone.worker_cpu}};
-  const bool text = !absl::GetFlag(FLAGS_json);
+  const Quartiles without = QuartilesOf(alone.seconds);
+  json out = {{"workers", workers},        {"servers", servers},         {"alone_s", without.median},
+              {"alone_s_q1", without.low}, {"alone_s_q3", without.high}, {"alone_cpu_s", alone.worker_cpu}};
   if (text) {
-    std::printf("%s, %s; %d runs of %d rounds each\n\n", DateAndMachine().c_str(), PriorityName().c_str(), repeats,
-                absl::GetFlag(FLAGS_rounds));
-    std::printf(
-        "| small GPT, 2 workers, 2 servers | round, ms (quartiles) | exposed | workers' clocks: exposed, others, "
-        "verdict | CPU ms, workers + servers |\n|---|---|---|---|---|\n");
-    const Quartiles q = QuartilesOf(alone.seconds);
-    std::printf("| pushes and pulls cut out | %s (%s-%s) | | | %s |\n", Ms(q.median).c_str(), Ms(q.low).c_str(),
-                Ms(q.high).c_str(), Ms(alone.worker_cpu).c_str());
+    std::printf("| %ux%u, pushes and pulls cut out | %s (%s-%s) | | | | %s |\n", workers, servers,
+                Ms(without.median).c_str(), Ms(without.low).c_str(), Ms(without.high).c_str(),
+                Ms(alone.worker_cpu).c_str());
   }
   const std::pair<const char*, const RoundResult*> kinds[] = {{"VERDICT", &verdict}, {"STREAM", &stream}};
   for (const auto& [name, r] : kinds) {
     const Quartiles q = QuartilesOf(r->seconds);
-    const double all = r->compute + r->exposed + r->others + r->verdict, exposed = 1 - without / q.median;
+    const double all = r->compute + r->exposed + r->others + r->verdict, exposed = 1 - without.median / q.median;
+    // What the wall would be if every core were busy all the time with what the processes do.
+    const double cpu = 1 - alone.worker_cpu / (r->worker_cpu + r->server_cpu);
     out[name] = {{"round_s", q.median},
                  {"round_s_q1", q.low},
                  {"round_s_q3", q.high},
                  {"exposed", exposed},
+                 {"cpu_share", cpu},
                  {"worker_cpu_s", r->worker_cpu},
                  {"server_cpu_s", r->server_cpu},
+                 {"clocks_exposed", all > 0 ? (r->exposed + r->verdict) / all : 0},
                  {"clocks_add_up_to", all / q.median}};
     out[name].update(Shares(*r));
     if (!text) continue;
-    std::printf("| %s | %s (%s-%s) | %.1f%% | %s, %s, %s | %s + %s |\n", name, Ms(q.median).c_str(), Ms(q.low).c_str(),
-                Ms(q.high).c_str(), 100 * exposed, Share(r->exposed, all).c_str(), Share(r->others, all).c_str(),
-                Share(r->verdict, all).c_str(), Ms(r->worker_cpu).c_str(), Ms(r->server_cpu).c_str());
+    std::printf("| %ux%u %s | %s (%s-%s) | %.1f%% | %.1f%% | %s, %s, %s | %s + %s |\n", workers, servers, name,
+                Ms(q.median).c_str(), Ms(q.low).c_str(), Ms(q.high).c_str(), 100 * exposed, 100 * cpu,
+                Share(r->exposed, all).c_str(), Share(r->others, all).c_str(), Share(r->verdict, all).c_str(),
+                Ms(r->worker_cpu).c_str(), Ms(r->server_cpu).c_str());
+    std::fflush(stdout);
   }
-  if (!text) std::printf("%s\n", out.dump(2).c_str());
+  return out;
+}
+
+absl::Status Gpt() {
+  const bool text = !absl::GetFlag(FLAGS_json);
+  if (text) {
+    std::printf("%s, %s; %d runs of %d rounds each\n\n", DateAndMachine().c_str(), PriorityName().c_str(),
+                absl::GetFlag(FLAGS_repeats), absl::GetFlag(FLAGS_rounds));
+    std::printf(
+        "| small GPT, workers x servers | round, ms (quartiles) | exposed | CPU share | workers' clocks: exposed, "
+        "others, verdict | CPU ms, workers + servers |\n|---|---|---|---|---|---|\n");
+  }
+  json rows = json::array();
+  for (const uint32_t n : {2u, 1u}) {
+    ASSIGN_OR_RETURN(const json row, GptOn(n, n, text));
+    rows.push_back(row);
+  }
+  if (!text) {
+    const json all = {{"benchmark", "round_gpt"},
+                      {"machine", DateAndMachine()},
+                      {"priority", PriorityName()},
+                      {"rounds", absl::GetFlag(FLAGS_rounds) * absl::GetFlag(FLAGS_repeats)},
+                      {"rows", rows}};
+    std::printf("%s\n", all.dump(2).c_str());
+  }
   return absl::OkStatus();
 }
 

@@ -75,6 +75,7 @@ struct Said {
   uint64_t round = 0;
   double seconds = 0;  // of the round, or of CPU time
   double compute = 0, exposed = 0, others = 0, verdict = 0;
+  double cpu = 0;  // alone: of the process so far
 };
 
 // Each byte asks for the CPU seconds; the pipe's end is the end.
@@ -207,7 +208,7 @@ class RoundsAlone : public Rounds {
   Work Next() override {
     const absl::Time now = absl::Now();
     if (round_ > 0) {
-      const Said said{.round = round_ - 1, .seconds = absl::ToDoubleSeconds(now - begun_)};
+      const Said said{.round = round_ - 1, .seconds = absl::ToDoubleSeconds(now - begun_), .cpu = CpuSeconds()};
       WriteAll(pipes_.report, &said, sizeof(said)).IgnoreError();
     }
     begun_ = now;
@@ -289,6 +290,7 @@ class Processes {
         close(pipes.control);
         close(pipes.report);
       }
+      dup2(STDERR_FILENO, STDOUT_FILENO);  // the log; results are the parent's
       grpc_init();  // never undone: gRPC's own end can wait 10 s for a timer, and this process just goes
       const absl::Status status = body({.report = report[1], .control = control[0]});
       if (!status.ok()) LOG_ERROR("{}", status.ToString());
@@ -355,26 +357,31 @@ absl::StatusOr<RoundResult> RunRounds(const RoundJob& job, bool alone) {
   RoundResult result;
   const size_t telling = alone ? job.workers : 1;
   const double part = 1.0 / static_cast<double>(job.rounds) / static_cast<double>(telling);
-  double workers = 0, all_servers = 0;
+  double workers = 0, workers_end = 0, all_servers = 0;
   for (uint64_t round = 0; round < kWarmUp + job.rounds; ++round) {
-    if (round == kWarmUp) {
+    if (round == kWarmUp && !alone) {
       ASSIGN_OR_RETURN(workers, processes.Cpu(servers, servers + job.workers));
       ASSIGN_OR_RETURN(all_servers, processes.Cpu(0, servers));
     }
-    double slowest = 0;
+    double slowest = 0, cpu = 0;
     for (size_t i = 0; i < telling; ++i) {
       ASSIGN_OR_RETURN(const Said said, processes.NextRound(i));
       if (said.round != round) return absl::InternalError(absl::StrCat("round ", said.round, " after ", round));
       slowest = std::max(slowest, said.seconds);
+      cpu += said.cpu;
       if (round < kWarmUp) continue;
       result.compute += said.compute * part;
       result.exposed += said.exposed * part;
       result.others += said.others * part;
       result.verdict += said.verdict * part;
     }
+    if (alone && round + 1 == kWarmUp) workers = cpu;
+    if (alone) workers_end = cpu;
     if (round >= kWarmUp) result.seconds.push_back(slowest);
   }
-  ASSIGN_OR_RETURN(const double workers_end, processes.Cpu(servers, servers + job.workers));
+  if (!alone) {
+    ASSIGN_OR_RETURN(workers_end, processes.Cpu(servers, servers + job.workers));
+  }
   ASSIGN_OR_RETURN(const double servers_end, processes.Cpu(0, servers));
   result.worker_cpu = (workers_end - workers) / static_cast<double>(job.rounds);
   result.server_cpu = (servers_end - all_servers) / static_cast<double>(job.rounds);
