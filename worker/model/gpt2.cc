@@ -61,10 +61,12 @@ class Gpt2 : public ModelBase {
   absl::StatusOr<std::vector<float>> NextLogits(const std::vector<int32_t>& tokens) override;
 
  private:
-  // Blocks in forward order: the embedding, the layers, the last layer norm.
+  // Blocks in forward order: the embedding, each layer's attention (with all of the layer's small tensors) and MLP, the
+  // last layer norm.
   size_t embedding_block() const { return 0; }
-  size_t layer_block(int64_t layer) const { return static_cast<size_t>(layer) + 1; }
-  size_t last_block() const { return static_cast<size_t>(layers_) + 1; }
+  size_t attention_block(int64_t layer) const { return 2 * static_cast<size_t>(layer) + 1; }
+  size_t mlp_block(int64_t layer) const { return 2 * static_cast<size_t>(layer) + 2; }
+  size_t last_block() const { return 2 * static_cast<size_t>(layers_) + 1; }
 
   absl::Status Check(const Batch& batch, int64_t* count) const;
   absl::Status Reserve(int64_t rows);
@@ -72,10 +74,11 @@ class Gpt2 : public ModelBase {
 
   // From tokens on the device to the last layer's output.
   absl::Status Forward(int64_t batch, int64_t length, const std::atomic<bool>* cancel);
-  void ForwardLayer(int64_t layer, int64_t batch, int64_t length);
+  absl::Status ForwardLayer(int64_t layer, int64_t batch, int64_t length, const std::atomic<bool>* cancel);
   absl::Status Backward(int64_t batch, int64_t length, bool first, bool last, const GradientSink& ready,
                         const std::atomic<bool>* cancel);
-  void BackwardLayer(int64_t layer, int64_t batch, int64_t length, float beta);
+  absl::Status BackwardLayer(int64_t layer, int64_t batch, int64_t length, float beta, bool last,
+                             const GradientSink& ready);
   absl::Status Loss(const Batch& batch, bool gradient, const std::atomic<bool>* cancel);
   absl::Status Passes(const std::vector<Batch>& microbatches, const std::vector<int64_t>& counts,
                       const GradientSink& ready, const std::atomic<bool>* cancel);
@@ -115,7 +118,7 @@ absl::Status Gpt2::Init() {
   wte_ = find("wte");
   ln_f_weight_ = find("ln_f.weight");
   ln_f_bias_ = find("ln_f.bias");
-  std::vector<Range> blocks(static_cast<size_t>(layers_) + 2);
+  std::vector<Range> blocks(last_block() + 1);
   bool joined = true;
   for (int64_t i = 0; i < layers_; ++i) {
     const std::string h = absl::StrCat("h.", i, ".");
@@ -127,7 +130,8 @@ absl::Status Gpt2::Init() {
     joined = joined && find(h + "attn.k.weight") == at.qkv_weight + c * c &&
              find(h + "attn.v.weight") == at.qkv_weight + 2 * c * c && find(h + "attn.k.bias") == at.qkv_bias + c &&
              find(h + "attn.v.bias") == at.qkv_bias + 2 * c;
-    blocks[layer_block(i)] = {at.ln1_weight, at.down_weight + 4 * c * c};
+    blocks[attention_block(i)] = {at.ln1_weight, at.fc_weight};
+    blocks[mlp_block(i)] = {at.fc_weight, at.down_weight + 4 * c * c};
   }
   blocks[embedding_block()] = {0, blocks.size() > 2 ? blocks[1].begin : ln_f_weight_};
   blocks[last_block()] = {ln_f_weight_, space().size()};
@@ -216,13 +220,13 @@ absl::Status Gpt2::Forward(int64_t batch, int64_t length, const std::atomic<bool
   RETURN_IF_ERROR(Enter(embedding_block(), cancel));
   backend().Embedding(stream(), batch, length, width_, at_.tokens, parameter(wte_), parameter(wpe_), at_.embedded);
   for (int64_t i = 0; i < layers_; ++i) {
-    RETURN_IF_ERROR(Enter(layer_block(i), cancel));
-    ForwardLayer(i, batch, length);
+    RETURN_IF_ERROR(ForwardLayer(i, batch, length, cancel));
   }
   return Enter(last_block(), cancel);
 }
 
-void Gpt2::ForwardLayer(int64_t layer, int64_t batch, int64_t length) {
+absl::Status Gpt2::ForwardLayer(int64_t layer, int64_t batch, int64_t length, const std::atomic<bool>* cancel) {
+  RETURN_IF_ERROR(Enter(attention_block(layer), cancel));
   const int64_t n = batch * length, c = width_;
   const LayerOffsets& w = offsets_[layer];
   const LayerActivations& a = at_.layers[layer];
@@ -237,10 +241,12 @@ void Gpt2::ForwardLayer(int64_t layer, int64_t batch, int64_t length) {
   b.AddBiasResidual(stream(), n, c, in, a.middle, parameter(w.out_bias), a.middle);
   b.LayerNorm(stream(), n, c, epsilon_, a.middle, parameter(w.ln2_weight), parameter(w.ln2_bias), a.ln2, a.ln2_mean,
               a.ln2_rstd);
+  RETURN_IF_ERROR(Enter(mlp_block(layer), cancel));
   LinearOutIn(n, 4 * c, c, a.ln2, w.fc_weight, a.fc);
   b.BiasGelu(stream(), n, 4 * c, a.fc, parameter(w.fc_bias), a.gelu);
   LinearInOut(n, c, 4 * c, a.gelu, w.down_weight, a.out);
   b.AddBiasResidual(stream(), n, c, a.middle, a.out, parameter(w.down_bias), a.out);
+  return absl::OkStatus();
 }
 
 absl::Status Gpt2::Loss(const Batch& batch, bool gradient, const std::atomic<bool>* cancel) {
@@ -273,14 +279,14 @@ absl::Status Gpt2::Backward(int64_t batch, int64_t length, bool first, bool last
   if (last) RETURN_IF_ERROR(Leave(last_block(), ready, 1));
   for (int64_t i = layers_ - 1; i >= 0; --i) {
     RETURN_IF_ERROR(CheckCancel(cancel));
-    BackwardLayer(i, batch, length, beta);
-    if (last) RETURN_IF_ERROR(Leave(layer_block(i), ready, 1));
+    RETURN_IF_ERROR(BackwardLayer(i, batch, length, beta, last, ready));
   }
   backend().EmbeddingGradient(stream(), batch, length, c, at_.tokens, at_.stream, gradient(wte_), gradient(wpe_));
   return last ? Leave(embedding_block(), ready, 0) : absl::OkStatus();
 }
 
-void Gpt2::BackwardLayer(int64_t layer, int64_t batch, int64_t length, float beta) {
+absl::Status Gpt2::BackwardLayer(int64_t layer, int64_t batch, int64_t length, float beta, bool last,
+                                 const GradientSink& ready) {
   const int64_t n = batch * length, c = width_;
   const LayerOffsets& w = offsets_[layer];
   const LayerActivations& a = at_.layers[layer];
@@ -294,6 +300,7 @@ void Gpt2::BackwardLayer(int64_t layer, int64_t batch, int64_t length, float bet
   b.BiasGeluGradient(stream(), n, 4 * c, a.fc, at_.wide, gradient(w.fc_bias));
   WeightGradient(n, 4 * c, c, at_.wide, a.ln2, w.fc_weight, beta);
   LinearInOut(n, c, 4 * c, at_.wide, w.fc_weight, at_.narrow);
+  if (last) RETURN_IF_ERROR(Leave(mlp_block(layer), ready, 1));  // two thirds of the layer are on their way early
   b.LayerNormGradient(stream(), n, c, a.middle, parameter(w.ln2_weight), a.ln2_mean, a.ln2_rstd, at_.narrow, d,
                       gradient(w.ln2_weight), gradient(w.ln2_bias));
   // middle = in + attention(ln1(in) qkv^T + bias) out + bias
@@ -307,6 +314,7 @@ void Gpt2::BackwardLayer(int64_t layer, int64_t batch, int64_t length, float bet
   LinearInOut(n, c, 3 * c, at_.wide, w.qkv_weight, at_.narrow);
   b.LayerNormGradient(stream(), n, c, in, parameter(w.ln1_weight), a.ln1_mean, a.ln1_rstd, at_.narrow, d,
                       gradient(w.ln1_weight), gradient(w.ln1_bias));
+  return last ? Leave(attention_block(layer), ready, 1) : absl::OkStatus();
 }
 
 absl::Status Gpt2::Passes(const std::vector<Batch>& microbatches, const std::vector<int64_t>& counts,
