@@ -1,5 +1,6 @@
 #include "bench/parameter_worker.h"
 
+#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -23,12 +24,14 @@ PsClientOptions ClientOptions(const Layout& layout, Transport* transport, size_t
 
 }  // namespace
 
-BenchWorker::BenchWorker(std::shared_ptr<const Layout> layout, Transport* transport, size_t window)
+BenchWorker::BenchWorker(std::shared_ptr<const Layout> layout, Transport* transport, size_t window,
+                         std::shared_ptr<SharedRegion> region)
     : layout_(std::move(layout)),
+      region_(std::move(region)),
       parameters_(layout_->space().size()),
       client_(ClientOptions(*layout_, transport, window), this) {
   const v1::Member& server = layout_->primary(0);
-  client_.Open(layout_->generation(), 0, {{server.node(), server.address()}});
+  client_.Open(layout_->generation(), 0, {{server.node(), server.address()}}, {region_, region_ != nullptr});
 }
 
 BenchWorker::~BenchWorker() { client_.Stop(); }
@@ -38,6 +41,13 @@ absl::Status BenchWorker::AwaitInitial() { return AwaitVersion(0); }
 absl::StatusOr<BenchWorker::Times> BenchWorker::Round(uint64_t round,
                                                       const std::shared_ptr<const std::vector<float>>& gradient) {
   const uint64_t generation = layout_->generation();
+  const float* values = gradient->data();
+  std::shared_ptr<const void> owner = gradient;
+  if (region_ != nullptr) {  // where a model's backward pass would have written it
+    std::memcpy(region_->data(), values, gradient->size() * sizeof(float));
+    values = reinterpret_cast<const float*>(region_->data());
+    owner = region_;
+  }
   {
     absl::MutexLock lock(&mutex_);
     version_ = round + 1;
@@ -59,7 +69,7 @@ absl::StatusOr<BenchWorker::Times> BenchWorker::Round(uint64_t round,
     header.set_round(round);
     header.set_elements(range.size());
     header.set_count(kBenchCount);
-    client_.Push(generation, 0, header, {gradient->data() + range.begin, range.size() * sizeof(float), gradient});
+    client_.Push(generation, 0, header, {values + range.begin, range.size() * sizeof(float), owner});
   }
   client_.Flush();
   RETURN_IF_ERROR(AwaitVersion(round + 1));

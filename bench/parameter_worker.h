@@ -26,7 +26,9 @@ class BenchWorker : private PsClient::Events {
   };
 
   // Opens the stream to the layout's only server. `transport` outlives this.
-  BenchWorker(std::shared_ptr<const Layout> layout, Transport* transport, size_t window);
+  // `region`: null, or where gradients lie for a server of this host; its values are read in shared memory then too.
+  BenchWorker(std::shared_ptr<const Layout> layout, Transport* transport, size_t window,
+              std::shared_ptr<SharedRegion> region = nullptr);
   ~BenchWorker() override;
 
   // Version 0 in place. Blocks, up to a minute (DEADLINE_EXCEEDED); an error if the stream broke or brought what it
@@ -48,6 +50,7 @@ class BenchWorker : private PsClient::Events {
   absl::Status AwaitVersion(uint64_t version);
 
   const std::shared_ptr<const Layout> layout_;
+  const std::shared_ptr<SharedRegion> region_;
   std::vector<float> parameters_;  // by the stream's thread during a round
   absl::Mutex mutex_;
   uint64_t version_ ABSL_GUARDED_BY(mutex_) = 0;   // that comes or came last

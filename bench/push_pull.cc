@@ -68,7 +68,7 @@ constexpr int kWarmUp = 2, kMaxSeries = 3;
 constexpr double kMaxSpread = 0.2;
 
 struct Ports {
-  int tcp = 0, plain = 0, server = 0, stream = 0;
+  int tcp = 0, plain = 0, server = 0, shared = 0, stream = 0;
 };
 
 // ---------------------------------------------------------------- the serving process
@@ -78,7 +78,8 @@ absl::Status Serve(const TransferShape& shape, int report, int control) {
   StreamAloneService alone(shape);
   ASSIGN_OR_RETURN(const auto listener, GrpcServer::Start({}, {&alone}));
   ASSIGN_OR_RETURN(const auto server, BenchServer::Start(shape.bytes >> 20, shape.chunk_bytes / sizeof(float)));
-  const Ports ports{blaster->port(), plain->port(), server->port(), listener->port()};
+  ASSIGN_OR_RETURN(const auto shared, BenchServer::Start(shape.bytes >> 20, shape.chunk_bytes / sizeof(float)));
+  const Ports ports{blaster->port(), plain->port(), server->port(), shared->port(), listener->port()};
   if (write(report, &ports, sizeof(ports)) != sizeof(ports)) return absl::UnavailableError("the measuring end is gone");
   // Each byte asks for this end's CPU seconds; the pipe's end ends this process.
   for (char byte;;) {
@@ -128,7 +129,8 @@ struct Path {
 
 struct Series {
   Path tcp{"tcp_ceiling", "TCP ceiling"}, plain{"tcp_plain", "TCP plain"}, place{"tcp_into_place", "TCP into place"};
-  Path server{"server", "server: push, sum, verdict, SGD, commits"}, alone{"stream_alone", "stream alone"};
+  Path server{"server", "server: push, sum, verdict, SGD, commits"};
+  Path shared{"shared_memory", "server, payloads in shared memory"}, alone{"stream_alone", "stream alone"};
   double spread() const { return std::max(QuartilesOf(tcp.push).Spread(), QuartilesOf(tcp.pull).Spread()); }
 };
 
@@ -143,11 +145,15 @@ class Bench {
     ASSIGN_OR_RETURN(plain_, Blaster::Connect(ports.plain, shape_.bytes));
     alone_ =
         std::make_unique<StreamAlone>(shape_, &transport_, HostPort{"127.0.0.1", ports.stream}.ToString(), pulled_);
-    ASSIGN_OR_RETURN(const auto layout, MakeBenchLayout(shape_.bytes >> 20, shape_.chunk_bytes / sizeof(float),
-                                                        HostPort{"127.0.0.1", ports.server}.ToString()));
+    ASSIGN_OR_RETURN(const auto layout, LayoutAt(ports.server));
+    ASSIGN_OR_RETURN(const auto shared_layout, LayoutAt(ports.shared));
+    ASSIGN_OR_RETURN(auto region, SharedRegion::Make(shape_.bytes));
     expected_ = std::make_unique<ExpectedParameters>(*layout);
     worker_ = std::make_unique<BenchWorker>(layout, &transport_, shape_.window_bytes);
+    shared_worker_ = std::make_unique<BenchWorker>(shared_layout, &transport_, shape_.window_bytes, std::move(region));
     RETURN_IF_ERROR(worker_->AwaitInitial());
+    RETURN_IF_ERROR(shared_worker_->AwaitInitial());
+    RETURN_IF_ERROR(expected_->Compare(shared_worker_->parameters()));
     return expected_->Compare(worker_->parameters());
   }
 
@@ -162,6 +168,11 @@ class Bench {
 
  private:
   using Transfer = std::function<absl::Status()>;
+
+  absl::StatusOr<std::shared_ptr<const Layout>> LayoutAt(int port) const {
+    return MakeBenchLayout(shape_.bytes >> 20, shape_.chunk_bytes / sizeof(float),
+                           HostPort{"127.0.0.1", port}.ToString());
+  }
 
   absl::StatusOr<double> ServerCpu() {
     double seconds = 0;
@@ -218,8 +229,10 @@ class Bench {
     RETURN_IF_ERROR(ComparePulled("TCP into place"));
 
     RETURN_IF_ERROR(Book(&series->server, ceiling, [&] { return worker_->Round(round, gradient_); }));
+    RETURN_IF_ERROR(Book(&series->shared, ceiling, [&] { return shared_worker_->Round(round, gradient_); }));
     expected_->Apply(*gradient_);
     RETURN_IF_ERROR(expected_->Compare(worker_->parameters()));
+    RETURN_IF_ERROR(expected_->Compare(shared_worker_->parameters()));
 
     ForgetPulled();
     RETURN_IF_ERROR(Book(
@@ -248,12 +261,13 @@ class Bench {
   std::unique_ptr<Blaster> blaster_, plain_;  // SO_RCVLOWAT leaves its traces in a socket
   std::unique_ptr<StreamAlone> alone_;
   std::unique_ptr<ExpectedParameters> expected_;
-  std::unique_ptr<BenchWorker> worker_;
+  std::unique_ptr<BenchWorker> worker_, shared_worker_;
 };
 
 void Show(const Series& series, const TransferShape& shape, int pairs, int taken, bool pinned) {
   const bool noisy = series.spread() > kMaxSpread;
-  const Path* const paths[] = {&series.tcp, &series.plain, &series.place, &series.server, &series.alone};
+  const Path* const paths[] = {&series.tcp,    &series.plain,  &series.place,
+                               &series.server, &series.shared, &series.alone};
   if (absl::GetFlag(FLAGS_json)) {
     nlohmann::json json = {{"benchmark", "push_pull"},
                            {"machine", DateAndMachine()},

@@ -165,6 +165,7 @@ void Connection::Write(int side, grpc::ByteBuffer* message) {
   to.inbox.push_back({DrawDue(1 - side), grpc::ByteBuffer(), bytes});
   to.inbox.back().message.Swap(message);
   to.inbox_bytes += bytes;
+  executor_->bytes_written += bytes;
   Schedule(1 - side);
 }
 

@@ -3,6 +3,7 @@
 #ifndef SLUICE_COMMON_INPROCESS_CONNECTION_H_
 #define SLUICE_COMMON_INPROCESS_CONNECTION_H_
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -44,6 +45,8 @@ class Executor {
   explicit Executor(int threads) {
     for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { Loop(); });
   }
+
+  std::atomic<uint64_t> bytes_written{0};  // of all messages
 
   // Runs what is ready to its end, drops what waits for a time.
   void Stop();

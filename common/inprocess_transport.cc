@@ -216,6 +216,8 @@ void InProcessNetwork::Kill(const std::string& node) {
       absl::StrCat(node, " was killed"));
 }
 
+uint64_t InProcessNetwork::bytes_written() const { return state_->executor.bytes_written; }
+
 void InProcessNetwork::Revive(const std::string& node) {
   absl::MutexLock lock(&state_->mutex);
   state_->killed.erase(node);

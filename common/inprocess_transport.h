@@ -59,6 +59,9 @@ class InProcessNetwork {
   void Kill(const std::string& node);
   void Revive(const std::string& node);
 
+  // Of all messages written so far.
+  uint64_t bytes_written() const;
+
   struct State;
 
  private:

@@ -9,16 +9,21 @@ namespace {
 
 constexpr size_t kSlab = 1 << 20;
 
-char* Map(size_t bytes) {
-  void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (p == MAP_FAILED) throw std::bad_alloc();
-  return static_cast<char*>(p);
-}
-
 }  // namespace
 
 BufferPool::~BufferPool() {
   for (auto [p, bytes] : mappings_) munmap(p, bytes);
+}
+
+char* BufferPool::Map(size_t bytes) {
+  mapped_ += bytes;
+  if (region_ != nullptr && bytes <= region_->size() - region_used_) {
+    return region_->data() + std::exchange(region_used_, region_used_ + bytes);
+  }
+  void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (p == MAP_FAILED) throw std::bad_alloc();
+  mappings_.emplace_back(p, bytes);
+  return static_cast<char*>(p);
 }
 
 std::shared_ptr<float[]> BufferPool::Take(size_t elements) {
@@ -33,14 +38,10 @@ std::shared_ptr<float[]> BufferPool::Take(size_t elements) {
       free.pop_back();
     } else if (bytes >= kSlab / 4) {
       buffer = reinterpret_cast<float*>(Map(bytes));
-      mappings_.emplace_back(buffer, bytes);
-      mapped_ += bytes;
     } else {
       if (slab_left_ < bytes) {
         slab_ = Map(kSlab);
         slab_left_ = kSlab;
-        mappings_.emplace_back(slab_, kSlab);
-        mapped_ += kSlab;
       }
       buffer = reinterpret_cast<float*>(slab_);
       slab_ += bytes;

@@ -114,9 +114,22 @@ std::vector<v1::ChunkCut> ChunkSource::Cuts() const {
 
 // -------------------------------------------------------------------------------------------------- ChunkStore
 
-ChunkStore::ChunkStore(std::shared_ptr<const Layout> layout)
+namespace {
+
+// Room for the values of three versions, the slack of small buffers, and readers that hold on to old ones.
+std::shared_ptr<const SharedRegion> MakeRegion(const Layout& layout) {
+  auto region = SharedRegion::Make(4 * layout.space().size() * sizeof(float) + (size_t{64} << 20));
+  if (!region.ok()) LOG_INFO("values are not shared with workers of this host: {}", region.status().ToString());
+  return region.ok() ? *std::move(region) : nullptr;
+}
+
+}  // namespace
+
+ChunkStore::ChunkStore(std::shared_ptr<const Layout> layout, bool share)
     : layout_(std::move(layout)),
       slot_names_(OptimizerSlots(layout_->plan().spec().optimizer())),
+      region_(share ? MakeRegion(*layout_) : nullptr),
+      values_(BufferPool::Make(region_)),
       pool_(BufferPool::Make()) {}
 
 uint64_t ChunkStore::BytesPerElement(const v1::JobSpec& spec) {
@@ -133,7 +146,7 @@ absl::Status ChunkStore::Load(const ChunkSource& source, uint64_t chunk, uint64_
   const Range range = layout_->table().range(chunk);
   auto c = std::make_unique<Chunk>();
   c->version = version;
-  c->value = pool_->Take(range.size());
+  c->value = values_->Take(range.size());
   std::vector<float*> slots;
   for (size_t i = 0; i < slot_names_.size(); ++i) {
     c->slots.push_back(pool_->Take(range.size()));
@@ -218,7 +231,7 @@ void ChunkStore::Apply(uint64_t chunk, const v1::Verdict& verdict, bool skip_non
     const v1::JobSpec& spec = layout_->plan().spec();
     const UpdateRule rule = MakeUpdateRule(spec.optimizer(), verdict.round(), spec.train().rounds());
     c->previous = nullptr;  // back to the pool, unless it is still being sent
-    next = pool_->Take(range.size());
+    next = values_->Take(range.size());
     std::optional<SumReader> sum;
     if (c->open && !c->sum->absent()) sum.emplace(*c->sum);
     Update(c, range, rule, verdict.gradient_scale(), sum.has_value() ? &*sum : nullptr, next.get());
@@ -263,7 +276,7 @@ bool ChunkStore::ApplyContribution(uint64_t chunk, const ContributionUpdate& upd
   const v1::JobSpec& spec = layout_->plan().spec();
   const UpdateRule rule =
       MakeUpdateRule(spec.optimizer(), update.round, spec.train().rounds(), update.version, update.rate_scale);
-  std::shared_ptr<float[]> next = pool_->Take(range.size());
+  std::shared_ptr<float[]> next = values_->Take(range.size());
   SumReader gradient(nullptr, payload);
   Update(c, range, rule, update.gradient_scale, &gradient, next.get());
   c->value = std::move(next);

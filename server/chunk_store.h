@@ -18,6 +18,7 @@
 #include "common/gpt2_folder.h"
 #include "common/layout.h"
 #include "common/optimizer.h"
+#include "common/shared_memory.h"
 #include "server/buffer_pool.h"
 #include "server/shard_core.h"
 #include "server/sum_tree.h"
@@ -60,7 +61,10 @@ struct ChunkValue {
 class ChunkStore {
  public:
   // Thread-safe to construct chunks of; `layout` is that of the newest plan and may be replaced by one of the same job.
-  explicit ChunkStore(std::shared_ptr<const Layout> layout);
+  // `share`: values lie in memory that workers of this host may map, where the system has such.
+  explicit ChunkStore(std::shared_ptr<const Layout> layout, bool share = false);
+  // Where the values lie; null: not shared.
+  const std::shared_ptr<const SharedRegion>& region() const { return region_; }
 
   // Bytes that `elements` of this job need on a server: value, previous, slots and, with VERDICT, sums.
   static uint64_t BytesPerElement(const v1::JobSpec& spec);
@@ -80,7 +84,7 @@ class ChunkStore {
   absl::StatusOr<ChunkValue> Get(uint64_t chunk, uint64_t version);
   absl::Status Save(uint64_t chunk, ShardFileWriter* writer);
 
-  size_t mapped_bytes() const { return pool_->mapped_bytes(); }
+  size_t mapped_bytes() const { return values_->mapped_bytes() + pool_->mapped_bytes(); }
 
  private:
   struct Chunk {
@@ -98,8 +102,9 @@ class ChunkStore {
 
   const std::shared_ptr<const Layout> layout_;
   const std::vector<std::string> slot_names_;
-  const std::shared_ptr<BufferPool> pool_;
-  absl::Mutex mutex_;  // of the table alone
+  const std::shared_ptr<const SharedRegion> region_;
+  const std::shared_ptr<BufferPool> values_, pool_;  // pool_: slots and sums
+  absl::Mutex mutex_;                                // of the table alone
   std::unordered_map<uint64_t, std::unique_ptr<Chunk>> chunks_ ABSL_GUARDED_BY(mutex_);
 };
 

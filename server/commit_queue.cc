@@ -69,7 +69,7 @@ void CommitQueue::SendFrame() {
     payload.push_back({waiting.value.data.get(), size, waiting.value.data});
     bytes += size;
   }
-  stream_->Write(EncodeFrame(frame, payload));
+  stream_->Write(frames_->Encode(&frame, payload));
   waiting_.erase(waiting_.begin(), next);
   waiting_bytes_ -= bytes;
 }

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "absl/synchronization/mutex.h"
+#include "common/shared_frames.h"
 #include "common/transport.h"
 #include "server/chunk_store.h"
 
@@ -21,8 +22,8 @@ inline constexpr size_t kCommitWindow = 4 << 20;
 // Thread-safe.
 class CommitQueue {
  public:
-  CommitQueue(std::shared_ptr<ByteStream> stream, uint64_t generation)
-      : stream_(std::move(stream)), generation_(generation) {}
+  CommitQueue(std::shared_ptr<ByteStream> stream, std::shared_ptr<const SharedFrames> frames, uint64_t generation)
+      : stream_(std::move(stream)), frames_(std::move(frames)), generation_(generation) {}
 
   // True where the caller should see to it that Flush is called soon (nobody else will).
   bool Add(uint64_t chunk, uint64_t version, ChunkValue value);
@@ -54,6 +55,7 @@ class CommitQueue {
   void SendFrame() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const std::shared_ptr<ByteStream> stream_;
+  const std::shared_ptr<const SharedFrames> frames_;
   const uint64_t generation_;
   mutable absl::Mutex mutex_;  // held while a stream's queue is added to, so that a chunk's versions leave in order
   std::map<std::pair<uint64_t, uint64_t>, Waiting> waiting_ ABSL_GUARDED_BY(mutex_);  // by (version, chunk)

@@ -21,6 +21,7 @@ ABSL_FLAG(std::string, checkpoint_root, "checkpoints",
 ABSL_FLAG(std::string, data_root, "", "folder under which init.path of specs is looked for; empty: paths as they are");
 ABSL_FLAG(uint64_t, memory_limit, 0, "bytes that jobs may take on this server; 0: not limited");
 ABSL_FLAG(int, lanes, 0, "threads that add and apply; 0: half the cores");
+ABSL_FLAG(bool, shared_memory, true, "leave payloads to and from workers of this host and user in shared memory");
 ABSL_FLAG(std::string, name, "", "name that stays over restarts; default: drawn");
 
 namespace sluice {
@@ -48,6 +49,7 @@ absl::Status Run() {
   options.lanes = absl::GetFlag(FLAGS_lanes) > 0
                       ? absl::GetFlag(FLAGS_lanes)
                       : std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / 2);
+  options.shared_memory = absl::GetFlag(FLAGS_shared_memory);
   options.transport = &transport;
   options.on_refused = [](const absl::Status& status) { EndDaemon(status); };
   node = ServerNode::Start(options);

@@ -88,13 +88,17 @@ void ServerJob::OnPlan(std::shared_ptr<const Layout> layout) {
   if (ended_ || !core_.Accepts(*layout)) return;  // ended or fenced meanwhile
   if (fresh) {
     // A new timeline loads everything anew.
-    store_ = std::make_shared<ChunkStore>(layout);
+    // In async nobody waits for a reader before a value's memory is used again.
+    store_ = std::make_shared<ChunkStore>(layout, options_.shared_memory && !layout->async());
     source_ = source.ok() ? *source : nullptr;
     if (!source.ok()) Problem(source.status(), layout->generation());
   }
   core_.SetTime(options_.clock->Now());
   core_.OnPlan(std::move(layout), source_ != nullptr ? source_->Cuts() : std::vector<v1::ChunkCut>());
-  for (auto& [id, stream] : streams_) SendAck(&stream).IgnoreError();  // what was parked
+  for (auto& [id, stream] : streams_) {
+    SendAck(&stream).IgnoreError();  // what was parked
+    OfferMemory(&stream);
+  }
   link_delay_ = absl::ZeroDuration();
   OpenHolderLink();
   version_changed_.SignalAll();
@@ -149,16 +153,22 @@ void ServerJob::Problem(const absl::Status& status, uint64_t generation) {
 // ------------------------------------------------------------------------------------------------------ streams
 
 absl::StatusOr<std::shared_ptr<CommitQueue>> ServerJob::AddStream(StreamId id, std::shared_ptr<ByteStream> stream,
+                                                                  std::shared_ptr<SharedFrames> frames,
                                                                   const v1::StreamHello& hello) {
   absl::MutexLock lock(&mutex_);
   if (ended_) return absl::NotFoundError(absl::StrCat("job ", options_.job_id, " has ended"));
   WorkerStream& s = streams_[id];
-  auto queue = std::make_shared<CommitQueue>(stream, hello.generation());
+  auto queue = std::make_shared<CommitQueue>(stream, frames, hello.generation());
   s.queue = queue;
+  s.frames = std::move(frames);
   s.stream = std::move(stream);
   s.who = absl::StrCat(hello.node().name(), " contributor ", hello.contributor());
   absl::Status status = core_.OnHello(id, hello);
-  if (status.ok()) return queue;
+  if (status.ok()) {
+    // Where the generation is not here yet, its plan brings the offer.
+    if (core_.generation() == hello.generation()) OfferMemory(&s);
+    return queue;
+  }
   streams_.erase(id);
   return status;
 }
@@ -194,6 +204,14 @@ absl::Status ServerJob::OnFrame(StreamId id, ParsedFrame frame) {
   }
   if (auto it = streams_.find(id); it != streams_.end()) return SendAck(&it->second);
   return absl::OkStatus();
+}
+
+void ServerJob::OfferMemory(WorkerStream* stream) {
+  if (stream->offered || store_ == nullptr || store_->region() == nullptr) return;
+  stream->offered = true;
+  v1::ChunkFrame offer;
+  stream->frames->Offer(store_->region(), &offer);
+  stream->stream->Write(EncodeFrame(offer, {}));
 }
 
 absl::Status ServerJob::SendAck(WorkerStream* stream) {

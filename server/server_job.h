@@ -32,6 +32,7 @@ struct ServerJobOptions {
   Lanes* background = nullptr;  // lane 0: finishing snapshots, lane 1: reopening links
   Transport* transport = nullptr;
   Clock* clock = nullptr;
+  bool shared_memory = false;  // with workers of this host
   std::function<void(const v1::NodeMessage&)> to_scheduler;
 };
 
@@ -53,6 +54,7 @@ class ServerJob : public std::enable_shared_from_this<ServerJob>, private ShardA
   // Takes over an accepted worker stream whose hello has been read; returns what is to hear of the stream's OnWritten.
   // A status: the stream should be closed with it.
   absl::StatusOr<std::shared_ptr<CommitQueue>> AddStream(StreamId id, std::shared_ptr<ByteStream> stream,
+                                                         std::shared_ptr<SharedFrames> frames,
                                                          const v1::StreamHello& hello);
   absl::Status OnFrame(StreamId id, ParsedFrame frame);
   void RemoveStream(StreamId id);
@@ -77,6 +79,8 @@ class ServerJob : public std::enable_shared_from_this<ServerJob>, private ShardA
   class HolderLink;
   struct WorkerStream {
     std::shared_ptr<ByteStream> stream;
+    std::shared_ptr<SharedFrames> frames;
+    bool offered = false;  // the memory of store_
     std::shared_ptr<CommitQueue> queue;
     std::string who;             // for people
     uint64_t taken = 0;          // payload bytes
@@ -112,6 +116,7 @@ class ServerJob : public std::enable_shared_from_this<ServerJob>, private ShardA
   // RESOURCE_EXHAUSTED where the client pushes on and on without reading.
   absl::Status SendAck(WorkerStream* stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CloseUnread(StreamId id);
+  void OfferMemory(WorkerStream* stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void OnHolderLinkClosed(const HolderLink* link, const absl::Status& status);
   void OnHolderLinkAlive(const HolderLink* link);
   void FinishSnapshot(std::shared_ptr<struct Snapshot> snapshot);

@@ -120,7 +120,10 @@ class ServerNode::WorkerStream : public StreamHandler {
   absl::Status Handle(grpc::ByteBuffer buffer) {
     if (closed_) return absl::OkStatus();
     if (!timer_->Stop()) return absl::CancelledError("hello came too late");
-    ASSIGN_OR_RETURN(ParsedFrame frame, ParseFrame(std::move(buffer)));
+    ASSIGN_OR_RETURN(ParsedFrame frame, frames_->Parse(std::move(buffer)));
+    if (v1::ChunkFrame answer; frames_->OnFrame(frame.control, node_->options_.shared_memory, &answer)) {
+      stream_->Write(EncodeFrame(answer, {}));
+    }
     if (job_ == nullptr) {
       if (!frame.control.has_hello())
         return absl::InvalidArgumentError("the first message of a stream must carry hello");
@@ -130,7 +133,7 @@ class ServerNode::WorkerStream : public StreamHandler {
       job_id_ = hello.job_id();
       std::shared_ptr<ServerJob> job = node_->FindOrMakeJob(job_id_, /*by_scheduler=*/false);
       if (job == nullptr) return TooManyJobs(job_id_);
-      auto queue = job->AddStream(id_, stream_, hello);
+      auto queue = job->AddStream(id_, stream_, frames_, hello);
       if (!queue.ok()) {
         generation_ = job->generation();
         return queue.status();
@@ -151,6 +154,7 @@ class ServerNode::WorkerStream : public StreamHandler {
   ServerNode* const node_;
   const StreamId id_;
   const std::shared_ptr<ByteStream> stream_;
+  const std::shared_ptr<SharedFrames> frames_ = std::make_shared<SharedFrames>();
   const std::string peer_;
   const std::shared_ptr<HelloTimer> timer_ = std::make_shared<HelloTimer>(stream_, peer_);
   std::string who_ = "unknown", job_id_ = "unknown";
@@ -375,6 +379,7 @@ std::shared_ptr<ServerJob> ServerNode::FindOrMakeJob(const std::string& job_id, 
       .background = &background_,
       .transport = options_.transport,
       .clock = options_.clock,
+      .shared_memory = options_.shared_memory,
       .to_scheduler = [this](const v1::NodeMessage& message) { Send(message); },
   });
   jobs_[job_id] = job;

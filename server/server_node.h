@@ -34,6 +34,8 @@ struct ServerOptions {
   uint64_t memory_limit = 0;    // bytes for all jobs; 0: not limited
   int lanes = 1;
   absl::Duration hello_patience = absl::Seconds(10);  // of a stream that was opened and says nothing
+  // Payloads between this server and workers of the same host and user stay in shared memory.
+  bool shared_memory = true;
   ProtocolRules rules;
   Transport* transport = nullptr;  // outlives the node
   Clock* clock = nullptr;          // outlives the node; null: the real one

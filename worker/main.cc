@@ -22,6 +22,7 @@ ABSL_FLAG(
     "folder where tokenized texts are kept from one job to the next (may be emptied at any time); empty: nowhere");
 ABSL_FLAG(int, threads, 0, "cores to compute with; 0: all of the machine");
 ABSL_FLAG(std::string, device, "cpu", "cpu, or fake_device (the cpu's kernels behind a device with memory of its own)");
+ABSL_FLAG(bool, shared_memory, true, "leave payloads to and from servers of this host and user in shared memory");
 ABSL_FLAG(std::string, name, "", "name that stays over restarts; default: drawn");
 
 namespace sluice {
@@ -47,6 +48,7 @@ absl::Status Run() {
   options.backend.threads = absl::GetFlag(FLAGS_threads) != 0
                                 ? absl::GetFlag(FLAGS_threads)
                                 : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  options.shared_memory = absl::GetFlag(FLAGS_shared_memory);
   options.transport = &transport;
   options.clock = &clock;
   options.on_refused = [](const absl::Status& status) { EndDaemon(status); };

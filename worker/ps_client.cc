@@ -83,8 +83,10 @@ PsClient::PsClient(const PsClientOptions& options, Events* events)
 PsClient::~PsClient() { Stop(); }
 
 // ---------------------------------------------------------------- the owner's side
-void PsClient::Open(uint64_t generation, uint32_t contributor, std::vector<ServerEnd> servers) {
+void PsClient::Open(uint64_t generation, uint32_t contributor, std::vector<ServerEnd> servers,
+                    const SharedMemoryUse& sharing) {
   absl::MutexLock lock(&mutex_);
+  sharing_ = sharing;
   for (auto& link : links_) Drop(*link);
   links_.clear();
   generation_ = generation;
@@ -178,7 +180,7 @@ void PsClient::Pump(Link& link) {
   if (link.stream == nullptr) return;
   v1::ChunkFrame control;
   std::vector<BorrowedBytes> payload;
-  while (link.queue.Next(&control, &payload)) link.stream->Write(EncodeFrame(control, payload));
+  while (link.queue.Next(&control, &payload)) link.stream->Write(link.frames->Encode(&control, payload));
 }
 
 void PsClient::Drop(Link& link) {
@@ -213,6 +215,7 @@ void PsClient::ClientThread() {
         Link& link = *links_[i];
         if (link.stream != nullptr || link.opening || link.next_try > now) continue;
         link.opening = true;
+        link.frames = std::make_shared<SharedFrames>();
         link.refusal = absl::OkStatus();
         due.push_back({{generation_, ++link.life, i}, link.server.address});
       }
@@ -245,6 +248,7 @@ void PsClient::OpenLink(const StreamKey& key, const std::string& address) {
     *hello->mutable_node() = options_.node;
     hello->set_contributor(contributor_);
     hello->set_generation(generation_);
+    if (sharing_.pushes != nullptr) link->frames->Offer(sharing_.pushes, &frame);
     link->stream->Write(EncodeFrame(frame, {}));
   }
   events_->OnStreamUp(key.generation, key.server);
@@ -267,11 +271,18 @@ void PsClient::HandleMessage(const StreamKey& key, grpc::ByteBuffer message) {
 }
 
 absl::Status PsClient::HandleFrame(const StreamKey& key, grpc::ByteBuffer message) {
+  std::shared_ptr<SharedFrames> frames;
+  bool accept = false;
   {
     absl::MutexLock lock(&mutex_);
-    if (Find(key) == nullptr) return absl::OkStatus();  // of a stream that was given up
+    Link* link = Find(key);
+    if (link == nullptr) return absl::OkStatus();  // of a stream that was given up
+    frames = link->frames;
+    accept = sharing_.commits;
   }
-  ASSIGN_OR_RETURN(ParsedFrame frame, ParseFrame(std::move(message)));
+  ASSIGN_OR_RETURN(ParsedFrame frame, frames->Parse(std::move(message)));
+  v1::ChunkFrame answer;
+  const bool has_answer = frames->OnFrame(frame.control, accept, &answer);
   uint64_t elements = 0;
   for (const v1::ChunkHeader& header : frame.control.header()) {
     if (header.elements() > frame.payload.size()) elements = frame.payload.size();  // too long: fails below
@@ -295,6 +306,7 @@ absl::Status PsClient::HandleFrame(const StreamKey& key, grpc::ByteBuffer messag
     }
     link->failing_since = absl::InfiniteFuture();
     link->delay = options_.first_delay;
+    if (has_answer && link->stream != nullptr) link->stream->Write(EncodeFrame(answer, {}));
     if (frame.control.has_ack()) {
       RETURN_IF_ERROR(link->queue.Acknowledge(frame.control.ack().bytes()));
       Pump(*link);

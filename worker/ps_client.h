@@ -14,6 +14,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "common/frame.h"
+#include "common/shared_frames.h"
 #include "common/transport.h"
 #include "sluice/v1/parameter.pb.h"
 #include "sluice/v1/plan.pb.h"
@@ -32,6 +33,12 @@ struct PsClientOptions {
   absl::Duration last_delay = absl::Milliseconds(500);
   // A server from which nothing came for so long, all attempts having failed, is accused; again after as long.
   absl::Duration accuse_after = absl::Seconds(1);
+};
+
+// With servers of the same host.
+struct SharedMemoryUse {
+  std::shared_ptr<const SharedRegion> pushes;  // where contributions lie; null: they travel in the stream
+  bool commits = false;                        // whether commits are read out of the servers' memory
 };
 
 // Thread-safe. Nothing blocks but Stop and the destructor. Calls that name another generation than the last Open's, or
@@ -64,7 +71,8 @@ class PsClient {
   PsClient& operator=(const PsClient&) = delete;
 
   // Drops all streams of the generation before and opens those of the new one.
-  void Open(uint64_t generation, uint32_t contributor, std::vector<ServerEnd> servers);
+  void Open(uint64_t generation, uint32_t contributor, std::vector<ServerEnd> servers,
+            const SharedMemoryUse& sharing = {});
   void Close();
   // Closes, and returns when no event is being or will be delivered. Not from an event, nor under a lock that events
   // take.
@@ -84,9 +92,10 @@ class PsClient {
   struct Gate;
   struct Link {
     ServerEnd server;
-    uint64_t life = 0;                   // counts openings: events of an earlier stream are told apart
-    std::shared_ptr<ByteStream> stream;  // null while down
-    bool opening = false;                // Open was called, its result not yet noted
+    uint64_t life = 0;                     // counts openings: events of an earlier stream are told apart
+    std::shared_ptr<ByteStream> stream;    // null while down
+    std::shared_ptr<SharedFrames> frames;  // of the stream
+    bool opening = false;                  // Open was called, its result not yet noted
     PushQueue queue;
     absl::Time next_try;
     absl::Duration delay;
@@ -120,6 +129,7 @@ class PsClient {
   bool changed_ ABSL_GUARDED_BY(mutex_) = false;  // something for the client's thread
   uint64_t generation_ ABSL_GUARDED_BY(mutex_) = 0;
   uint32_t contributor_ ABSL_GUARDED_BY(mutex_) = 0;
+  SharedMemoryUse sharing_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::unique_ptr<Link>> links_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::shared_ptr<ByteStream>> dropped_ ABSL_GUARDED_BY(mutex_);  // closed by the client's thread
 

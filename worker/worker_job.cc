@@ -153,7 +153,12 @@ void WorkerJob::OpenStreams(const std::shared_ptr<const Layout>& layout, const s
   LOG_INFO("job {} generation {}: rank {} of {}, from version {}, {} servers", id_, layout->generation(), core_.rank(),
            layout->contributors(), layout->plan().start(), servers.size());
   times_.Restart(options_.clock->Now());
-  client_.Open(layout->generation(), core_.rank(), servers);
+  SharedMemoryUse sharing;
+  if (options_.shared_memory) {
+    sharing.pushes = model_->gradient_region();
+    sharing.commits = !layout->async();
+  }
+  client_.Open(layout->generation(), core_.rank(), servers, sharing);
 }
 
 void WorkerJob::CloseStreams() { client_.Close(); }

@@ -43,6 +43,7 @@ struct WorkerJobOptions {
   Transport* transport = nullptr;
   Clock* clock = nullptr;
   WorkerHooks* hooks = nullptr;  // may be null
+  bool shared_memory = false;    // with servers of this host
   // To the scheduler; never blocks.
   std::function<void(const v1::NodeMessage&)> send;
   // Called on the train thread, once.

@@ -125,6 +125,7 @@ void WorkerNode::OnPlan(const v1::Plan& plan) {
   options.transport = options_.transport;
   options.clock = options_.clock;
   options.hooks = options_.hooks;
+  options.shared_memory = options_.shared_memory;
   options.send = [this](const v1::NodeMessage& message) { session_->Send(message); };
   options.open_dataset = [this](const v1::JobSpec& spec) {
     return OpenDataset(spec, options_.data_root, options_.data_cache);

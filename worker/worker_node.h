@@ -42,7 +42,9 @@ struct WorkerOptions {
   ProtocolRules rules;
   Transport* transport = nullptr;  // outlives the node
   Clock* clock = nullptr;          // outlives the node
-  WorkerHooks* hooks = nullptr;    // for tests; may be null
+  // Payloads between this worker and servers of the same host and user stay in shared memory.
+  bool shared_memory = true;
+  WorkerHooks* hooks = nullptr;  // for tests; may be null
   // The scheduler will not have this node (another version, a newer life of the same name). Called on a session thread;
   // must not destroy the node.
   std::function<void(const absl::Status&)> on_refused;

@@ -86,6 +86,7 @@ void InProcessCluster::StartServer(int i) {
   options.checkpoint_root = checkpoint_root_;
   options.memory_limit = options_.memory_limit;
   options.lanes = options_.lanes;
+  options.shared_memory = options_.shared_memory;
   options.rules = options_.rules;
   options.transport = slot.transport.get();
   slot.node = ServerNode::Start(options);
@@ -116,6 +117,7 @@ void InProcessCluster::StartWorker(int i) {
   options.address = name;
   options.scheduler = "scheduler";
   options.backend = options_.backend;
+  options.shared_memory = options_.shared_memory;
   options.rules = options_.rules;
   options.transport = slot.transport.get();
   options.clock = &clock_;

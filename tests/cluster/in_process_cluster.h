@@ -36,6 +36,7 @@ struct ClusterOptions {
   BackendOptions backend = {};
   int lanes = 2;  // of each server
   uint64_t memory_limit = 0;
+  bool shared_memory = false;  // between all workers and servers
   absl::Duration lease = absl::Seconds(2);
   absl::Duration gather = absl::Milliseconds(100);
   ProtocolRules rules = {};

@@ -197,6 +197,8 @@ class Trial {
     options.hooks = &instants_;
     options.gather = absl::Milliseconds(10);
     options.lease = absl::Seconds(30);  // what dies is noticed by its connections
+    // Each fault with one seed in shared memory and with the next in the streams.
+    options.shared_memory = seed % 2 == static_cast<uint64_t>(fault) % 2;
     if (fault == Fault::kWorkerIsReplaced) options.workers += kInstants;
     if (fault == Fault::kWorkerIsCutOff) options.workers += 1;
     // Nothing but its silence tells of a node that is cut off, or that a server does not come back.

@@ -59,7 +59,7 @@ class CommitQueueTest : public ::testing::Test {
   }
 
   std::shared_ptr<RecordingStream> stream_ = std::make_shared<RecordingStream>();
-  CommitQueue queue_{stream_, 7};
+  CommitQueue queue_{stream_, std::make_shared<SharedFrames>(), 7};
 };
 
 TEST_F(CommitQueueTest, NeighboursTravelTogetherInChunkOrder) {

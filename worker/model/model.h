@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "common/layout.h"
 #include "common/model_layout.h"
+#include "common/shared_memory.h"
 #include "sluice/v1/job.pb.h"
 #include "worker/backend/backend.h"
 #include "worker/data/dataset.h"
@@ -45,6 +46,8 @@ class Model {
   virtual const float* gradients() const = 0;
   // Keeps the gradients' memory alive for a transport that still holds slices of it.
   virtual std::shared_ptr<const void> gradient_owner() const = 0;
+  // The memory of gradients() as other processes of this host may map it; null: they may not.
+  virtual std::shared_ptr<const SharedRegion> gradient_region() const { return nullptr; }
   // Elements of parameters() were (or, behind the gate, will be) replaced since the last call: brought to the device
   // before the next use.
   virtual void ParametersChanged(Range range) = 0;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "common/log.h"
 #include "common/status_macros.h"
 
 namespace sluice {
@@ -13,8 +14,24 @@ constexpr int64_t kFloat = sizeof(float);
 }  // namespace
 
 absl::StatusOr<Image> Image::Make(Backend* backend, int64_t floats) {
+  ASSIGN_OR_RETURN(std::shared_ptr<void> host, backend->AllocateHost(floats * kFloat));
+  return Over(backend, std::move(host), floats);
+}
+
+absl::StatusOr<Image> Image::MakeShared(Backend* backend, int64_t floats) {
+  auto region = SharedRegion::Make(static_cast<size_t>(floats * kFloat));
+  if (!region.ok()) {
+    LOG_INFO("gradients are not shared with servers of this host: {}", region.status().ToString());
+    return Make(backend, floats);
+  }
+  ASSIGN_OR_RETURN(Image image, Over(backend, std::shared_ptr<void>(*region, (*region)->data()), floats));
+  image.region_ = *std::move(region);
+  return image;
+}
+
+absl::StatusOr<Image> Image::Over(Backend* backend, std::shared_ptr<void> host, int64_t floats) {
   Image image;
-  ASSIGN_OR_RETURN(image.host_, backend->AllocateHost(floats * kFloat));
+  image.host_ = std::move(host);
   image.device_ = backend->WrapHost(image.host_, floats * kFloat);
   image.one_memory_ = image.device_ != nullptr;
   if (!image.one_memory_) {
@@ -42,7 +59,7 @@ absl::Status ModelBase::Init(std::vector<Range> blocks) {
   }
   const int64_t elements = static_cast<int64_t>(space_.size());
   ASSIGN_OR_RETURN(parameters_, Image::Make(backend_, elements));
-  ASSIGN_OR_RETURN(gradients_, Image::Make(backend_, elements));
+  ASSIGN_OR_RETURN(gradients_, Image::MakeShared(backend_, elements));
   ASSIGN_OR_RETURN(sums_, backend_->Allocate(3 * sizeof(double)));
   compute_ = backend_->NewStream();
   copy_ = backend_->NewStream();

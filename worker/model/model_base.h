@@ -19,13 +19,19 @@ namespace sluice {
 class Image {
  public:
   static absl::StatusOr<Image> Make(Backend* backend, int64_t floats);
+  // In memory that servers of this host may map, where the system has such.
+  static absl::StatusOr<Image> MakeShared(Backend* backend, int64_t floats);
 
   float* host() const { return static_cast<float*>(host_.get()); }
   std::shared_ptr<const void> owner() const { return host_; }
   Floats device(int64_t first = 0) const { return {device_.get(), first}; }
   bool one_memory() const { return one_memory_; }
+  const std::shared_ptr<const SharedRegion>& region() const { return region_; }  // null: not shared
 
  private:
+  static absl::StatusOr<Image> Over(Backend* backend, std::shared_ptr<void> host, int64_t floats);
+
+  std::shared_ptr<const SharedRegion> region_;
   std::shared_ptr<void> host_;
   std::shared_ptr<Buffer> device_;
   bool one_memory_ = false;
@@ -53,6 +59,7 @@ class ModelBase : public Model {
   float* parameters() override { return parameters_.host(); }
   const float* gradients() const override { return gradients_.host(); }
   std::shared_ptr<const void> gradient_owner() const override { return gradients_.owner(); }
+  std::shared_ptr<const SharedRegion> gradient_region() const override { return gradients_.region(); }
   // Any thread, also during a pass (whose own parameters it does not change where the device has memory of its own).
   void ParametersChanged(Range range) override ABSL_LOCKS_EXCLUDED(mutex_);
 
