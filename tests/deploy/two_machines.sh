@@ -33,6 +33,7 @@ for host in A B; do
   ip netns add "$(namespace_of $host)" 2>"$work/error" || skip "a network namespace cannot be made: $(cat "$work/error")"
   at_exit "end_host $(namespace_of $host)"
   mkdir "$work/$host"
+  echo "$host" >"$work/$host/machine-id"
 done
 ip link add cable netns "$(namespace_of A)" type veth peer name cable netns "$(namespace_of B)" 2>"$work/error" ||
   skip "a veth pair cannot be made: $(cat "$work/error")"
@@ -44,10 +45,13 @@ for host in A B; do
   ip -n "$(namespace_of $host)" link set lo up
 done
 
-# on HOST LINE: as typed at that host's prompt, in the host's own home folder. What stays in the foreground has four minutes.
+# on HOST LINE: as typed at that host's prompt, in the host's own home folder; with a host name and a machine id of its own,
+# so that nobody takes the two for one host. What stays in the foreground has four minutes.
 on() {
   (cd "$work/$1" && PATH="$programs:$PATH" HOME="$work/$1" SLUICE_SCHEDULER='' \
-    timeout --foreground 240 nsenter "--net=/run/netns/$(namespace_of "$1")" bash -c "$2" </dev/null >>"$work/$1.log" 2>&1)
+    timeout --foreground 240 nsenter "--net=/run/netns/$(namespace_of "$1")" unshare --mount --uts bash -c \
+    'hostname "$0"; [ ! -e /etc/machine-id ] || mount --bind machine-id /etc/machine-id; eval "$1"' "host-$1" "$2" \
+    </dev/null >>"$work/$1.log" 2>&1)
 }
 
 # ---------------------------------------------------------------- the page's lines
