@@ -27,10 +27,16 @@ void SharedFrames::Offer(std::shared_ptr<const SharedRegion> own, v1::ChunkFrame
   own_mapped_ = false;
 }
 
+bool SharedFrames::offered() const {
+  absl::MutexLock lock(&mutex_);
+  return offered_;
+}
+
 bool SharedFrames::OnFrame(const v1::ChunkFrame& frame, bool accept, v1::ChunkFrame* answer) {
-  if (frame.mapped()) {
+  {
     absl::MutexLock lock(&mutex_);
-    own_mapped_ = own_ != nullptr;
+    if (frame.mapped()) own_mapped_ = own_ != nullptr;
+    if (frame.has_memory()) offered_ = true;
   }
   if (!frame.has_memory() || !accept) return false;
   auto region = MappedRegion::Open(frame.memory());

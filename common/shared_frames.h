@@ -1,9 +1,10 @@
 // The frames of one end of a data-plane stream: in the stream, or, between processes of one host, with their payload
 // left where it lies in the sender's shared memory and only described in the stream.
 //
-// Nothing is negotiated before it is seen to work: each end that has a region offers it (`memory` in a frame), the
-// other one tries to map it and says so (`mapped`), and from then on frames whose payload lies in the region carry
-// `shared` in place of `payload`. Everybody else, stock clients included, goes on with payloads in the stream.
+// Nothing is used before it is seen to work: a worker offers its region (`memory` in a frame), the server tries to map
+// it, says so (`mapped`) and offers its own, and from then on frames whose payload lies in a region that the other end
+// has mapped carry `shared` in place of `payload`. Everybody else, stock clients included, goes on with payloads in the
+// stream.
 //
 // What a sender describes must keep its bytes until the receiver is done with them, and no message says when that is:
 // the protocol must. A worker's gradient is written again only when the commits of all its chunks are in place
@@ -28,6 +29,8 @@ class SharedFrames {
  public:
   // Offers `own` to the other end, in a frame that the caller then sends.
   void Offer(std::shared_ptr<const SharedRegion> own, v1::ChunkFrame* frame) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Whether the other end has offered memory: it can be answered with an own offer, others are not bothered.
+  bool offered() const ABSL_LOCKS_EXCLUDED(mutex_);
   // Looks at what a received frame says of memory. Maps it if `accept`. Returns whether `answer` is to be sent.
   bool OnFrame(const v1::ChunkFrame& frame, bool accept, v1::ChunkFrame* answer) ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -41,6 +44,7 @@ class SharedFrames {
   mutable absl::Mutex mutex_;
   std::shared_ptr<const SharedRegion> own_ ABSL_GUARDED_BY(mutex_);
   bool own_mapped_ ABSL_GUARDED_BY(mutex_) = false;  // the other end has it
+  bool offered_ ABSL_GUARDED_BY(mutex_) = false;
   std::shared_ptr<const MappedRegion> peers_ ABSL_GUARDED_BY(mutex_);
 };
 

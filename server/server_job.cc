@@ -206,7 +206,7 @@ absl::Status ServerJob::OnFrame(StreamId id, ParsedFrame frame) {
 }
 
 void ServerJob::OfferMemory(WorkerStream* stream) {
-  if (stream->offered || store_ == nullptr || store_->region() == nullptr) return;
+  if (stream->offered || !stream->frames->offered() || store_ == nullptr || store_->region() == nullptr) return;
   stream->offered = true;
   v1::ChunkFrame offer;
   stream->frames->Offer(store_->region(), &offer);
