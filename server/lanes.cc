@@ -6,14 +6,18 @@
 
 namespace sluice {
 
-Lanes::Lanes(int count) {
+Lanes::Lanes(int count) : threads_(count > 0) {
   for (int i = 0; i < std::max(1, count); ++i) {
     lanes_.push_back(std::make_unique<Lane>());
-    lanes_.back()->thread = std::thread(Run, lanes_.back().get());
+    if (threads_) lanes_.back()->thread = std::thread(Run, lanes_.back().get(), /*once=*/false);
   }
 }
 
 Lanes::~Lanes() {
+  if (!threads_) {
+    Drain();
+    return;
+  }
   for (auto& lane : lanes_) {
     absl::MutexLock lock(&lane->mutex);
     lane->ending = true;
@@ -28,17 +32,19 @@ void Lanes::Post(uint64_t lane, std::function<void()> work) {
 }
 
 void Lanes::Drain() {
+  if (!threads_) return Run(lanes_[0].get(), /*once=*/true);
   absl::BlockingCounter left(count());
   for (int i = 0; i < count(); ++i) Post(i, [&left] { left.DecrementCount(); });
   left.Wait();
 }
 
-void Lanes::Run(Lane* lane) {
+void Lanes::Run(Lane* lane, bool once) {
   while (true) {
     std::function<void()> work;
     {
       absl::MutexLock lock(&lane->mutex);
       auto ready = [lane]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return !lane->queue.empty() || lane->ending; };
+      if (once && lane->queue.empty()) return;
       lane->mutex.Await(absl::Condition(&ready));
       if (lane->queue.empty()) return;
       work = std::move(lane->queue.front());

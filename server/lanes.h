@@ -15,6 +15,7 @@ namespace sluice {
 // Thread-safe. The destructor runs what was posted, then joins.
 class Lanes {
  public:
+  // 0: one lane without a thread, whose work runs in Drain (for fuzzing, where nothing may depend on threads).
   explicit Lanes(int count);
   ~Lanes();
 
@@ -31,8 +32,10 @@ class Lanes {
     bool ending ABSL_GUARDED_BY(mutex) = false;
     std::thread thread;
   };
-  static void Run(Lane* lane);
+  // Until the lane ends, or with `once` until nothing is left.
+  static void Run(Lane* lane, bool once);
 
+  const bool threads_;
   std::vector<std::unique_ptr<Lane>> lanes_;
 };
 

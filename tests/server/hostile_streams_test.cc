@@ -268,12 +268,17 @@ class SilentStreamsTest : public HostileStreamsTest {
 TEST_F(SilentStreamsTest, NoHello) {
   std::vector<std::unique_ptr<StockStream>> clients;
   for (int i = 0; i < 20; ++i) clients.push_back(std::make_unique<StockStream>(rig_.address(0)));
+  const std::unique_ptr<Transport> transport = rig_.network().MakeTransport("stranger");
+  auto peer = std::make_shared<StreamEnd>();  // as if from another server
+  peer->stream = transport->Open("server-0", Plane::kShard, peer);
   for (const auto& client : clients) {
     const grpc::Status status = client->Finish();
     EXPECT_EQ(status.error_code(), grpc::StatusCode::DEADLINE_EXCEEDED) << status.error_message();
     EXPECT_THAT(status.error_message(), HasSubstr("no hello within 2s"));
   }
   EXPECT_TRUE(log_->Await({"127.0.0.1", "no hello within 2s"}));
+  EXPECT_THAT(peer->AwaitClosed().ToString(), HasSubstr("no hello within 2s"));
+  EXPECT_TRUE(log_->Await({"stranger", "no hello within 2s"}));
 }
 
 }  // namespace

@@ -91,5 +91,22 @@ TEST(Lanes, ManyPosters) {
   EXPECT_EQ(sums[0] + sums[1] + sums[2] + sums[3], 4u * (4000u * 3999u / 2));
 }
 
+TEST(LanesTest, WithoutThreadsWorkRunsInDrain) {
+  std::vector<int> order;
+  {
+    Lanes lanes(0);
+    lanes.Post(7, [&] {
+      order.push_back(1);
+      lanes.Post(0, [&] { order.push_back(3); });
+    });
+    lanes.Post(3, [&] { order.push_back(2); });
+    EXPECT_TRUE(order.empty());
+    lanes.Drain();
+    EXPECT_EQ(order, (std::vector<int>{1, 2, 3}));
+    lanes.Post(0, [&] { order.push_back(4); });
+  }
+  EXPECT_EQ(order.back(), 4);
+}
+
 }  // namespace
 }  // namespace sluice
