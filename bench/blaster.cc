@@ -17,8 +17,7 @@ namespace {
 
 constexpr size_t kSendPiece = 256 << 10, kPlainPiece = 64 << 10, kLowWater = 128 << 10;
 // A request.
-constexpr char kPushCeiling = 'c', kPullCeiling = 'C', kPushPlain = 'p', kPullPlain = 'P', kPushPlace = 'k',
-               kPullPlace = 'K';
+constexpr char kPushHot = 'c', kPullHot = 'C', kPushPlain = 'p', kPullPlain = 'P', kPushPlace = 'k', kPullPlace = 'K';
 
 absl::Status Broken(const char* what) {
   return absl::UnavailableError(absl::StrCat("TCP blaster: ", what, ": ", std::strerror(errno)));
@@ -110,7 +109,7 @@ void BlasterServer::Serve() {
   bool ok = true;
   while (ok && ReceiveByte(fd, &request)) {
     switch (request) {
-      case kPushCeiling:
+      case kPushHot:
         ok = ReceiveAll(fd, hot.data(), kLowWater, bytes_, kLowWater, true) && SendByte(fd, request);
         break;
       case kPushPlain:
@@ -119,7 +118,7 @@ void BlasterServer::Serve() {
       case kPushPlace:
         ok = ReceiveAll(fd, kept_.data(), bytes_, bytes_, kLowWater, true) && SendByte(fd, request);
         break;
-      case kPullCeiling:
+      case kPullHot:
       case kPullPlain:
         ok = SendAll(fd, hot.data(), kSendPiece, bytes_);
         break;
@@ -161,8 +160,8 @@ absl::Status Blaster::Pull(char request, char* data, size_t window, size_t piece
   return absl::OkStatus();
 }
 
-absl::Status Blaster::PushCeiling() { return Push(kPushCeiling, hot_.data(), hot_.size()); }
-absl::Status Blaster::PullCeiling() { return Pull(kPullCeiling, hot_.data(), kLowWater, kLowWater, true); }
+absl::Status Blaster::PushHot() { return Push(kPushHot, hot_.data(), hot_.size()); }
+absl::Status Blaster::PullHot() { return Pull(kPullHot, hot_.data(), kLowWater, kLowWater, true); }
 absl::Status Blaster::PushPlain() { return Push(kPushPlain, hot_.data(), hot_.size()); }
 absl::Status Blaster::PullPlain() { return Pull(kPullPlain, hot_.data(), kPlainPiece, kPlainPiece, false); }
 absl::Status Blaster::PushFrom(const void* data) { return Push(kPushPlace, static_cast<const char*>(data), bytes_); }

@@ -1,13 +1,13 @@
 // Raw TCP between two processes of one host: what a socket of this machine can carry, to hold other paths against.
 //
-//   ceiling:    send() of 256 KiB pieces, again and again the same 256 KiB; recv() of 128 KiB, again and again into the
+//   hot:        send() of 256 KiB pieces, again and again the same 256 KiB; recv() of 128 KiB, again and again into the
 //               same 128 KiB, with SO_RCVLOWAT set so that it is woken only when as much is there. Neither end touches
 //               memory beyond its caches, nobody keeps the data, buffers of the socket are as the kernel sizes them.
 //   plain:      the same without SO_RCVLOWAT, 64 KiB a recv(): what a straightforward program gets. The sender pays an
 //               interrupt for the other core with every 64 KiB segment, as the receiver sleeps again after each; in a
 //               virtual machine that is a sixth of the time and more. Where the receiver happens to fall behind, it
-//               is not woken and a plain transfer comes near the ceiling.
-//   into place: as the ceiling, but send() out of the memory that holds all the data and recv() into memory that keeps
+//               is not woken and a plain transfer comes near the hot one.
+//   into place: as hot, but send() out of the memory that holds all the data and recv() into memory that keeps
 //               all of it: what every receiver that keeps what comes must pay at least.
 //
 // The clock is the caller's: a push lasts until the other end has said that it has everything, a pull from the request
@@ -53,8 +53,8 @@ class Blaster {
   Blaster(const Blaster&) = delete;
   Blaster& operator=(const Blaster&) = delete;
 
-  absl::Status PushCeiling();
-  absl::Status PullCeiling();
+  absl::Status PushHot();
+  absl::Status PullHot();
   absl::Status PushPlain();
   absl::Status PullPlain();
   absl::Status PushFrom(const void* data);  // into place there

@@ -3,27 +3,29 @@
 //
 //   bench_push_pull [--mib=64] [--chunk_kib=1024] [--window_mib=4] [--pairs=15] [--json]
 //
-// Two processes, each pinned to a core of its own. Each pair moves the same number of bytes there and back on five
+// Two processes, each pinned to a core of its own. Each pair moves the same number of bytes there and back on six
 // paths, one after the other:
 //
-//   TCP ceiling    the fastest send() and recv() of hot memory on one socket that was found (blaster.h): the ratios
-//                  hold the other paths against it, pair by pair.
-//   TCP plain      send() of a hot 256 KiB buffer, recv() into a hot 64 KiB buffer and nothing else: slower by the
-//                  wake-ups of the receiver (blaster.h).
-//   TCP into place as the ceiling, but out of all the memory into memory that keeps it: what a receiver must pay that
-//                  keeps the data.
+//   TCP into place send() out of all the memory, recv() into memory that keeps it, woken for 128 KiB at a time: the
+//   least
+//                  that a program pays on a socket of its own. The ratios hold the other paths against it, pair by
+//                  pair.
+//   TCP hot        the same out of and into memory that stays in the caches and is thrown away (blaster.h).
+//   TCP plain      as hot, woken for every segment: what a straightforward program gets (blaster.h).
 //   server         the real ServerNode behind its gRPC listener and the real PsClient: one round of SGD with one
 //                  decision a round (clip norm 1). Push: from the first call until the first commit has come back, that
-//                  is, receiving, counting and summing all contributions, norm, verdict, applying (the server's lane
-//                  applies every chunk that waits before it sends the first) and one frame's way back. Pull: from there
-//                  until the last commit is in place at the worker. More of the border cannot be seen from a worker.
+//                  is, receiving, counting and summing all contributions, norm, verdict, applying the first chunks and
+//                  one frame's way back. Pull: from there until the last commit is in place at the worker, the server
+//                  applying one chunk while the one before is on its way. More of the border cannot be seen from a
+//                  worker.
+//   shared memory  the same, the worker's gradient and the server's values lying where both map them.
 //   stream alone   transport and frames without server arithmetic (stream_alone.h).
 //
 // After each pair the worker's parameters are compared bit by bit with SGD computed here, and what came over the other
 // paths with what was sent. CPU s/GB: user and system time of all threads of both processes over push and pull, by
-// payload of both directions. Where the quartiles of the ceiling lie more than 20% of its median apart, the series is
-// taken again, up to 3 times; then the quietest one is shown and marked NOISY. On a machine where other programs run,
-// `chrt -f 10 bench_push_pull` keeps them off these cores for the seconds that it takes.
+// payload of both directions. Where the quartiles of TCP into place lie more than 20% of its median apart, the series
+// is taken again, up to 3 times; then the quietest one is shown and marked NOISY. On a machine where other programs
+// run, `chrt -f 10 bench_push_pull` keeps them off these cores for the seconds that it takes.
 //
 // Exit code 1: a value was wrong, or something failed.
 #include <sched.h>
@@ -128,10 +130,10 @@ struct Path {
 };
 
 struct Series {
-  Path tcp{"tcp_ceiling", "TCP ceiling"}, plain{"tcp_plain", "TCP plain"}, place{"tcp_into_place", "TCP into place"};
+  Path place{"tcp_into_place", "TCP into place"}, hot{"tcp_hot", "TCP hot"}, plain{"tcp_plain", "TCP plain"};
   Path server{"server", "server: push, sum, verdict, SGD, commits"};
   Path shared{"shared_memory", "server, payloads in shared memory"}, alone{"stream_alone", "stream alone"};
-  double spread() const { return std::max(QuartilesOf(tcp.push).Spread(), QuartilesOf(tcp.pull).Spread()); }
+  double spread() const { return std::max(QuartilesOf(place.push).Spread(), QuartilesOf(place.pull).Spread()); }
 };
 
 // ---------------------------------------------------------------- the measuring process
@@ -214,19 +216,19 @@ class Bench {
   absl::Status MeasurePair(Series* series) {
     const uint64_t round = round_++;
     FillBenchGradient(round, gradient_.get());
-    const Path& ceiling = series->tcp;
-
-    RETURN_IF_ERROR(Book(
-        &series->tcp, ceiling, [&] { return blaster_->PushCeiling(); }, [&] { return blaster_->PullCeiling(); }));
-
-    RETURN_IF_ERROR(Book(
-        &series->plain, ceiling, [&] { return plain_->PushPlain(); }, [&] { return plain_->PullPlain(); }));
+    const Path& ceiling = series->place;
 
     ForgetPulled();
     RETURN_IF_ERROR(Book(
         &series->place, ceiling, [&] { return blaster_->PushFrom(gradient_->data()); },
         [&] { return blaster_->PullInto(pulled_->data()); }));
     RETURN_IF_ERROR(ComparePulled("TCP into place"));
+
+    RETURN_IF_ERROR(Book(
+        &series->hot, ceiling, [&] { return blaster_->PushHot(); }, [&] { return blaster_->PullHot(); }));
+
+    RETURN_IF_ERROR(Book(
+        &series->plain, ceiling, [&] { return plain_->PushPlain(); }, [&] { return plain_->PullPlain(); }));
 
     RETURN_IF_ERROR(Book(&series->server, ceiling, [&] { return worker_->Round(round, gradient_); }));
     RETURN_IF_ERROR(Book(&series->shared, ceiling, [&] { return shared_worker_->Round(round, gradient_); }));
@@ -266,7 +268,7 @@ class Bench {
 
 void Show(const Series& series, const TransferShape& shape, int pairs, int taken, bool pinned) {
   const bool noisy = series.spread() > kMaxSpread;
-  const Path* const paths[] = {&series.tcp,    &series.plain,  &series.place,
+  const Path* const paths[] = {&series.place,  &series.hot,    &series.plain,
                                &series.server, &series.shared, &series.alone};
   if (absl::GetFlag(FLAGS_json)) {
     nlohmann::json json = {{"benchmark", "push_pull"},
@@ -289,16 +291,16 @@ void Show(const Series& series, const TransferShape& shape, int pairs, int taken
   std::printf("%zu MiB of float32, chunks of %zu KiB, window %zu MiB; every element verified\n", shape.bytes >> 20,
               shape.chunk_bytes >> 10, shape.window_bytes >> 20);
   std::printf(
-      "medians (quartiles) of %d interleaved pairs, series %d; GB/s of payload; ratios to the ceiling in the same "
+      "medians (quartiles) of %d interleaved pairs, series %d; GB/s of payload; ratios to TCP into place in the same "
       "pair\n\n",
       pairs, taken);
   std::printf(
-      "| path | push | pull | push / ceiling | pull / ceiling | CPU s/GB, worker + server "
+      "| path | push | pull | push / TCP | pull / TCP | CPU s/GB, worker + server "
       "|\n|---|---|---|---|---|---|\n");
   for (const Path* path : paths) path->Print();
   if (noisy) {
     std::printf(
-        "\nNOISY: the quartiles of the ceiling lie %.0f%% of its median apart: other programs use these cores\n",
+        "\nNOISY: the quartiles of TCP into place lie %.0f%% of its median apart: other programs use these cores\n",
         100 * series.spread());
   }
 }

@@ -22,6 +22,12 @@ class Report:
     def at_least(self, what, limit, value, form="%.4g"):
         self.check(what, ">= " + form % limit, form % value, value >= limit)
 
+    def fast(self, what, limit, value, form="%.2f", noisy=False, most=False):
+        """A speed, at least `limit` (a cost: at most): 0.7 of it will do in --quick. A noisy one is neither ok nor SHORT."""
+        slack = 0.7 if self.quick else 1
+        good = value <= limit / slack if most else value >= limit * slack
+        self.add(what, (">= ", "<= ")[most] + form % limit, form % value, "NOISY" if noisy else "ok" if good else "SHORT")
+
     def shown(self, what, measured):
         self.add(what, "", measured, "")
 
