@@ -14,8 +14,9 @@
 namespace sluice {
 namespace {
 
-constexpr uint64_t kRounds = 40;
-constexpr absl::Duration kWork = absl::Milliseconds(10);
+constexpr uint64_t kRounds = 30;
+constexpr uint64_t kFirst = 3;  // that counts: the workers begin at different times, and wait for each other after that
+constexpr absl::Duration kWork = absl::Milliseconds(20);
 
 // The worker that computes first is a slow machine.
 class OneIsSlow : public WorkerHooks {
@@ -86,7 +87,7 @@ TEST_P(JobTimesTest, AddUpToTheRoundsAndNameTheSlowReplica) {
       continue;
     }
     ASSERT_EQ(record.times_size(), 2) << "round " << record.round();
-    if (record.round() == 0) continue;  // has no round before it
+    if (record.round() < kFirst) continue;
     ++rounds;
     wall += record.seconds();
     for (const v1::ReplicaTime& time : record.times()) {
@@ -97,7 +98,7 @@ TEST_P(JobTimesTest, AddUpToTheRoundsAndNameTheSlowReplica) {
       sum.verdict += time.verdict();
     }
   }
-  EXPECT_EQ(rounds, kRounds - 1);
+  EXPECT_EQ(rounds, kRounds - kFirst);
   ASSERT_EQ(sums.size(), 2u);
   for (const auto& [contributor, sum] : sums) {
     EXPECT_NEAR(sum.total(), wall, .05 * wall) << "replica " << contributor;
@@ -106,7 +107,7 @@ TEST_P(JobTimesTest, AddUpToTheRoundsAndNameTheSlowReplica) {
   const bool first = sums[0].compute > sums[1].compute;
   const Sum& one = sums[first ? 0 : 1];
   const Sum& other = sums[first ? 1 : 0];
-  EXPECT_GE(one.compute, absl::ToDoubleSeconds(kWork) * (kRounds - 1));
+  EXPECT_GE(one.compute, absl::ToDoubleSeconds(kWork) * (kRounds - kFirst));
   EXPECT_LT(one.others, .1 * wall);
   EXPECT_GT(other.others, .6 * wall);
   EXPECT_LT(other.compute, .4 * wall);
@@ -114,7 +115,7 @@ TEST_P(JobTimesTest, AddUpToTheRoundsAndNameTheSlowReplica) {
   const v1::RoundTime& mean = end->round_time();
   EXPECT_GT(mean.total(), absl::ToDoubleSeconds(kWork));
   EXPECT_NEAR(mean.total(), mean.compute() + mean.exposed() + mean.others() + mean.verdict(), 1e-6);
-  EXPECT_GT(mean.others(), .3 * mean.total());
+  EXPECT_GT(mean.others(), .2 * mean.total());
 }
 
 INSTANTIATE_TEST_SUITE_P(Disciplines, JobTimesTest, ::testing::Bool(),
