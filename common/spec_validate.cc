@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "absl/container/flat_hash_set.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -396,13 +397,9 @@ class Checker {
           "transfer.push.error_feedback: found true beside f32, which loses nothing; leave it out, or choose one of "
           "bf16, f16, int8, top_k");
     }
-    if (lossy) {
-      Problem("transfer.push: ", EncodingName(PushEncoding(spec_)),
-              " is not supported by this version yet; leave it out");
-    }
-    if (PullEncoding(spec_) != v1::F32) {
-      Problem("transfer.pull: ", EncodingName(PullEncoding(spec_)),
-              " is not supported by this version yet; leave it out");
+    if (lossy && spec_.train().mode() == v1::TrainSpec::ASYNC) {
+      Problem("transfer.push: found ", absl::AsciiStrToLower(EncodingName(PushEncoding(spec_))),
+              ", allowed with train.mode async is f32");
     }
   }
 

@@ -277,6 +277,23 @@ absl::StatusOr<size_t> LengthInPayload(v1::Encoding encoding, uint64_t elements,
   return bytes;
 }
 
+absl::StatusOr<std::vector<size_t>> ChunkLengths(const ParsedFrame& frame) {
+  std::vector<size_t> lengths;
+  size_t offset = 0;
+  for (const v1::ChunkHeader& header : frame.control.header()) {
+    absl::StatusOr<size_t> bytes = LengthInPayload(header.encoding(), header.elements(), frame.payload, offset);
+    if (!bytes.ok()) {
+      return absl::InvalidArgumentError(absl::StrCat("chunk ", header.chunk(), ": ", bytes.status().message()));
+    }
+    lengths.push_back(*bytes);
+    offset += *bytes;
+  }
+  if (offset != frame.payload.size()) {
+    return absl::InvalidArgumentError(absl::StrCat(frame.payload.size(), " payload bytes, headers name ", offset));
+  }
+  return lengths;
+}
+
 absl::Status CheckTopK(const void* data, size_t elements) {
   const char* const start = static_cast<const char*>(data);
   const size_t blocks = TopKBlocks(elements);

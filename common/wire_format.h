@@ -41,6 +41,8 @@ size_t MaxTopKBytes(uint64_t elements, uint64_t count);
 // Length of a chunk of `elements` values that begins at `offset` of a received payload, from the sender's word alone:
 // nothing is allocated by it. INVALID_ARGUMENT where it does not fit, or the encoding is unknown.
 absl::StatusOr<size_t> LengthInPayload(v1::Encoding encoding, uint64_t elements, const Payload& payload, size_t offset);
+// Of all chunks of a frame, in the order of their headers. INVALID_ARGUMENT where they do not add up to its payload.
+absl::StatusOr<std::vector<size_t>> ChunkLengths(const ParsedFrame& frame);
 // Whether a TOP_K chunk of the right length holds what it must: places ascending and within their block, bitmaps with
 // as many bits as values. `data`: all bytes.
 absl::Status CheckTopK(const void* data, size_t elements);

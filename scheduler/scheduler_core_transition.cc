@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/wire_format.h"
 #include "scheduler/scheduler_core.h"
 
 namespace sluice {
@@ -257,11 +258,21 @@ void SchedulerCore::Publish(JobEntry& job, absl::Time now) {
 
 void SchedulerCore::Adopt(JobEntry& job, v1::Plan plan, bool rewind, absl::Time now) {
   v1::JobStatus& status = *job.row.mutable_status();
-  for (int i = 0; i < plan.ranks_size() && i < job.row.numeric_profiles_size(); ++i) {
-    if (plan.ranks(i).numeric_profile() == job.row.numeric_profiles(i)) continue;
+  const auto inexact = [&] {
     const uint64_t exact = status.has_exact_until_round() ? status.exact_until_round() : UINT64_MAX;
     status.set_exact_until_round(std::min(exact, plan.start()));
+  };
+  for (int i = 0; i < plan.ranks_size() && i < job.row.numeric_profiles_size(); ++i) {
+    if (plan.ranks(i).numeric_profile() != job.row.numeric_profiles(i)) inexact();
   }
+  // What a lossy push encoding left out lies in the workers' memory (worker/push_encoder.h).
+  int dropped = 0;
+  for (int i = 0; ErrorFeedback(plan.spec()) && i < plan.ranks_size(); ++i) {
+    const bool kept =
+        !rewind && i < job.plan().ranks_size() && SameNode(plan.ranks(i).node(), job.plan().ranks(i).node());
+    if (!kept && (plan.start() > 0 || !rewind)) ++dropped;
+  }
+  if (dropped > 0) inexact();
   std::string text = absl::StrCat("generation ", plan.generation());
   if (!job.trouble.empty()) absl::StrAppend(&text, " without ", absl::StrJoin(job.trouble, ", "));
   if (job.trouble_since != absl::InfiniteFuture()) {
@@ -280,6 +291,10 @@ void SchedulerCore::Adopt(JobEntry& job, v1::Plan plan, bool rewind, absl::Time 
     job.skip_causes.clear();
   } else {
     absl::StrAppend(&text, ": goes on at round ", plan.start());
+  }
+  if (dropped > 0) {
+    absl::StrAppend(&text, "; what ", EncodingName(PushEncoding(plan.spec())), " had left out of the gradients of ",
+                    dropped, " of ", plan.ranks_size(), " ranks is dropped");
   }
   status.set_recoveries(status.recoveries() + 1);
   status.set_generation(plan.generation());

@@ -15,6 +15,7 @@
 #include "common/log.h"
 #include "common/philox.h"
 #include "common/status_macros.h"
+#include "common/wire_format.h"
 
 namespace sluice {
 
@@ -128,12 +129,15 @@ std::shared_ptr<const SharedRegion> MakeRegion(const Layout& layout) {
 ChunkStore::ChunkStore(std::shared_ptr<const Layout> layout, bool share)
     : layout_(std::move(layout)),
       slot_names_(OptimizerSlots(layout_->plan().spec().optimizer())),
+      push_encoding_(PushEncoding(layout_->plan().spec())),
+      pull_encoding_(PullEncoding(layout_->plan().spec())),
       region_(share ? MakeRegion(*layout_) : nullptr),
       values_(BufferPool::Make(region_)),
       pool_(BufferPool::Make()) {}
 
 uint64_t ChunkStore::BytesPerElement(const v1::JobSpec& spec) {
-  return sizeof(float) * (2 + OptimizerSlots(spec.optimizer()).size() + (NeedsVerdict(spec) ? 1 : 0));
+  const uint64_t wire = PullEncoding(spec) == v1::F32 ? 0 : 2 * EncodedBytes(PullEncoding(spec), 1);
+  return sizeof(float) * (2 + OptimizerSlots(spec.optimizer()).size() + (NeedsVerdict(spec) ? 1 : 0)) + wire;
 }
 
 ChunkStore::Chunk* ChunkStore::Find(uint64_t chunk) {
@@ -152,7 +156,7 @@ absl::Status ChunkStore::Load(const ChunkSource& source, uint64_t chunk, uint64_
     c->slots.push_back(pool_->Take(range.size()));
     slots.push_back(c->slots.back().get());
   }
-  c->sum = std::make_unique<SumTree>(range.size(), pool_);
+  c->sum = std::make_unique<SumTree>(range.size(), pool_, push_encoding_);
   absl::Status status = source.Load(*layout_, range, c->value.get(), slots);
   absl::MutexLock lock(&mutex_);
   if (status.ok()) chunks_[chunk] = std::move(c);
@@ -230,7 +234,7 @@ void ChunkStore::Apply(uint64_t chunk, const v1::Verdict& verdict, bool skip_non
     const Range range = layout_->table().range(chunk);
     const v1::JobSpec& spec = layout_->plan().spec();
     const UpdateRule rule = MakeUpdateRule(spec.optimizer(), verdict.round(), spec.train().rounds());
-    c->previous = nullptr;  // back to the pool, unless it is still being sent
+    c->previous = c->previous_wire = nullptr;  // back to the pool, unless it is still being sent
     next = values_->Take(range.size());
     std::optional<SumReader> sum;
     if (c->open && !c->sum->absent()) sum.emplace(*c->sum);
@@ -238,6 +242,8 @@ void ChunkStore::Apply(uint64_t chunk, const v1::Verdict& verdict, bool skip_non
   }
   c->previous = std::move(c->value);
   c->value = std::move(next);
+  c->previous_wire = c->wire;
+  if (!skip) c->wire = nullptr;
   ++c->version;
   DiscardSum(chunk);
 }
@@ -280,11 +286,12 @@ bool ChunkStore::ApplyContribution(uint64_t chunk, const ContributionUpdate& upd
   SumReader gradient(nullptr, payload);
   Update(c, range, rule, update.gradient_scale, &gradient, next.get());
   c->value = std::move(next);
+  c->wire = nullptr;
   return true;
 }
 
 void ChunkStore::DropPrevious(uint64_t chunk) {
-  if (Chunk* c = Find(chunk)) c->previous = nullptr;
+  if (Chunk* c = Find(chunk)) c->previous = c->previous_wire = nullptr;
 }
 
 absl::StatusOr<ChunkValue> ChunkStore::Get(uint64_t chunk, uint64_t version) {
@@ -294,6 +301,19 @@ absl::StatusOr<ChunkValue> ChunkStore::Get(uint64_t chunk, uint64_t version) {
   if (version == c->version) return ChunkValue{c->value, elements};
   if (version + 1 == c->version && c->previous != nullptr) return ChunkValue{c->previous, elements};
   return absl::NotFoundError(absl::StrCat("chunk ", chunk, " version ", version, " is not here; now ", c->version));
+}
+
+absl::StatusOr<WireValue> ChunkStore::GetWire(uint64_t chunk, uint64_t version) {
+  ASSIGN_OR_RETURN(const ChunkValue value, Get(chunk, version));
+  const size_t bytes = EncodedBytes(pull_encoding_, value.elements);
+  if (pull_encoding_ == v1::F32) return WireValue{v1::F32, value.elements, {value.data.get(), bytes, value.data}};
+  Chunk* c = Find(chunk);
+  std::shared_ptr<float[]>& wire = version == c->version ? c->wire : c->previous_wire;
+  if (wire == nullptr) {
+    wire = pool_->Take((bytes + sizeof(float) - 1) / sizeof(float));
+    EncodeValues(pull_encoding_, value.data.get(), nullptr, value.elements, wire.get());
+  }
+  return WireValue{pull_encoding_, value.elements, {wire.get(), bytes, wire}};
 }
 
 absl::Status ChunkStore::Save(uint64_t chunk, ShardFileWriter* writer) {

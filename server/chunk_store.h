@@ -58,6 +58,13 @@ struct ChunkValue {
   uint64_t elements = 0;
 };
 
+// A chunk's value as it travels to workers.
+struct WireValue {
+  v1::Encoding encoding = v1::F32;
+  uint64_t elements = 0;
+  BorrowedBytes bytes;
+};
+
 class ChunkStore {
  public:
   // Thread-safe to construct chunks of; `layout` is that of the newest plan and may be replaced by one of the same job.
@@ -66,7 +73,8 @@ class ChunkStore {
   // Where the values lie; null: not shared.
   const std::shared_ptr<const SharedRegion>& region() const { return region_; }
 
-  // Bytes that `elements` of this job need on a server: value, previous, slots and, with VERDICT, sums.
+  // Bytes that an element of this job needs on a server: value, previous, slots, with VERDICT sums, and the encodings
+  // of value and previous where workers pull another than F32.
   static uint64_t BytesPerElement(const v1::JobSpec& spec);
 
   // The chunk's lane only from here on. The first call on a chunk.
@@ -82,6 +90,9 @@ class ChunkStore {
   void DropPrevious(uint64_t chunk);
   // NOT_FOUND where neither v nor v-1 is `version`.
   absl::StatusOr<ChunkValue> Get(uint64_t chunk, uint64_t version);
+  // The same in the job's pull encoding: the value's own memory, or an encoding of it that is made once and shared by
+  // all receivers.
+  absl::StatusOr<WireValue> GetWire(uint64_t chunk, uint64_t version);
   absl::Status Save(uint64_t chunk, ShardFileWriter* writer);
 
   size_t mapped_bytes() const { return values_->mapped_bytes() + pool_->mapped_bytes(); }
@@ -90,6 +101,7 @@ class ChunkStore {
   struct Chunk {
     uint64_t version = 0;
     std::shared_ptr<float[]> value, previous;
+    std::shared_ptr<float[]> wire, previous_wire;  // their encodings, once asked for; none with F32
     std::vector<std::shared_ptr<float[]>> slots;
     std::unique_ptr<SumTree> sum;
     bool open = false;   // sum has been reset for the open round
@@ -102,8 +114,9 @@ class ChunkStore {
 
   const std::shared_ptr<const Layout> layout_;
   const std::vector<std::string> slot_names_;
+  const v1::Encoding push_encoding_, pull_encoding_;
   const std::shared_ptr<const SharedRegion> region_;
-  const std::shared_ptr<BufferPool> values_, pool_;  // pool_: slots and sums
+  const std::shared_ptr<BufferPool> values_, pool_;  // pool_: slots, sums and encodings
   absl::Mutex mutex_;                                // of the table alone
   std::unordered_map<uint64_t, std::unique_ptr<Chunk>> chunks_ ABSL_GUARDED_BY(mutex_);
 };

@@ -11,17 +11,18 @@ constexpr int kMaxHeaders = 2048;  // of a frame: keeps its control part far bel
 
 }  // namespace
 
-bool CommitQueue::Add(uint64_t chunk, uint64_t version, ChunkValue value) {
+bool CommitQueue::Add(uint64_t chunk, uint64_t version, WireValue value) {
   v1::ChunkHeader header;
   header.set_chunk(chunk);
   header.set_round(version);
-  header.set_elements(value.elements);
   return Add(std::move(header), std::move(value));
 }
 
-bool CommitQueue::Add(v1::ChunkHeader header, ChunkValue value) {
+bool CommitQueue::Add(v1::ChunkHeader header, WireValue value) {
   const uint64_t chunk = header.chunk(), version = header.round();
   header.set_generation(generation_);
+  header.set_elements(value.elements);
+  header.set_encoding(value.encoding);
   absl::MutexLock lock(&mutex_);
   if (version >= 2) {
     if (const auto old = waiting_.find({version - 2, chunk}); old != waiting_.end()) {
@@ -32,7 +33,7 @@ bool CommitQueue::Add(v1::ChunkHeader header, ChunkValue value) {
   }
   Waiting& waiting = waiting_[{version, chunk}];
   waiting_bytes_ -= waiting.bytes();
-  waiting = {std::move(header), std::move(value)};
+  waiting = {std::move(header), std::move(value.bytes)};
   waiting_bytes_ += waiting.bytes();
   Send(/*all=*/false);
   return !std::exchange(flush_due_, true);
@@ -66,7 +67,7 @@ void CommitQueue::SendFrame() {
     const size_t size = waiting.bytes();
     if (frame.header_size() > 0 && bytes + size > kMaxFramePayload) break;
     *frame.add_header() = std::move(waiting.header);
-    payload.push_back({waiting.value.data.get(), size, waiting.value.data});
+    payload.push_back(std::move(waiting.value));
     bytes += size;
   }
   stream_->Write(frames_->Encode(&frame, payload));

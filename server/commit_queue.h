@@ -26,9 +26,10 @@ class CommitQueue {
       : stream_(std::move(stream)), frames_(std::move(frames)), generation_(generation) {}
 
   // True where the caller should see to it that Flush is called soon (nobody else will).
-  bool Add(uint64_t chunk, uint64_t version, ChunkValue value);
-  // The same with a header of which chunk, round and elements are set; its generation is this stream's.
-  bool Add(v1::ChunkHeader header, ChunkValue value);
+  bool Add(uint64_t chunk, uint64_t version, WireValue value);
+  // The same with a header of which chunk and round are set; generation is this stream's, length and encoding the
+  // value's.
+  bool Add(v1::ChunkHeader header, WireValue value);
   // Sends what waits, as far as the window allows; the rest follows by OnWritten.
   void Flush();
   // The stream's event.
@@ -46,8 +47,8 @@ class CommitQueue {
  private:
   struct Waiting {
     v1::ChunkHeader header;
-    ChunkValue value;
-    size_t bytes() const { return value.elements * sizeof(float); }
+    BorrowedBytes value;
+    size_t bytes() const { return value.size; }
   };
 
   // Full frames, with `all` the last one too.

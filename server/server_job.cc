@@ -13,6 +13,7 @@
 #include "common/log.h"
 #include "common/status_macros.h"
 #include "common/version.h"
+#include "common/wire_format.h"
 
 namespace sluice {
 namespace {
@@ -24,6 +25,33 @@ constexpr absl::Duration kAccuseAfter = absl::Seconds(1);
 constexpr size_t kUnread = 64 << 10;
 // Frames that such a client may push, beside some for each chunk: a worker reads a whole round before the next one.
 constexpr uint64_t kMaxUnreadFrames = 4096, kMaxUnreadFramesPerChunk = 8;
+
+// The chunks of a frame apart. What TOP_K says of places is checked here, on the stream's thread: the lanes believe it.
+absl::StatusOr<std::vector<Payload>> SplitPayload(const ParsedFrame& frame) {
+  ASSIGN_OR_RETURN(const std::vector<size_t> lengths, ChunkLengths(frame));
+  std::vector<Payload> payloads;
+  payloads.reserve(lengths.size());
+  size_t offset = 0;
+  for (size_t i = 0; i < lengths.size(); ++i) {
+    Payload& payload = payloads.emplace_back(frame.payload.Sub(offset, lengths[i]));
+    offset += lengths[i];
+    const v1::ChunkHeader& header = frame.control.header(static_cast<int>(i));
+    if (header.encoding() != v1::TOP_K || header.elements() == 0) continue;
+    // Small, and then it pins no read buffers of the transport.
+    grpc::Slice slice(lengths[i]);
+    payload.CopyTo(const_cast<uint8_t*>(slice.begin()));
+    payload = Payload({std::move(slice)});
+    // Once more: shared memory may have changed since.
+    const absl::StatusOr<size_t> length = LengthInPayload(v1::TOP_K, header.elements(), payload, 0);
+    absl::Status status = length.status();
+    if (status.ok() && *length != lengths[i]) status = absl::InvalidArgumentError("its counts have changed");
+    if (status.ok()) status = CheckTopK(payload.contiguous(), header.elements());
+    if (!status.ok()) {
+      return absl::InvalidArgumentError(absl::StrCat("chunk ", header.chunk(), ": ", status.message()));
+    }
+  }
+  return payloads;
+}
 
 }  // namespace
 
@@ -173,33 +201,20 @@ absl::StatusOr<std::shared_ptr<CommitQueue>> ServerJob::AddStream(StreamId id, s
 }
 
 absl::Status ServerJob::OnFrame(StreamId id, ParsedFrame frame) {
+  // Nothing of a frame whose lengths do not add up is counted: its bytes may stand at other places than they should.
+  ASSIGN_OR_RETURN(std::vector<Payload> payloads, SplitPayload(frame));
   absl::MutexLock lock(&mutex_);
   if (!streams_.contains(id)) return absl::CancelledError("the stream has been closed");
-  // Nothing of a frame whose lengths do not add up is counted: its bytes may stand at other places than they should.
-  uint64_t offset = 0;
-  for (const v1::ChunkHeader& header : frame.control.header()) {
-    const uint64_t left = frame.payload.size() - offset;
-    if (header.elements() > left / sizeof(float)) {
-      return absl::InvalidArgumentError(absl::StrCat("chunk ", header.chunk(), ": ", header.elements(),
-                                                     " elements announced, ", left,
-                                                     " payload bytes left in the frame"));
-    }
-    offset += header.elements() * sizeof(float);
-  }
-  if (offset != frame.payload.size()) {
-    return absl::InvalidArgumentError(absl::StrCat(frame.payload.size(), " payload bytes, headers name ", offset));
-  }
   core_.SetTime(options_.clock->Now());
   if (frame.control.has_report()) RETURN_IF_ERROR(core_.OnReport(id, frame.control.report()));
   if (frame.control.has_lease_request()) RETURN_IF_ERROR(core_.OnLeaseRequest(id, frame.control.lease_request()));
   if (frame.control.has_subscribe()) RETURN_IF_ERROR(core_.OnSubscribe(id, frame.control.subscribe()));
-  offset = 0;
-  for (const v1::ChunkHeader& header : frame.control.header()) {
-    const uint64_t bytes = header.elements() * sizeof(float);
+  for (int i = 0; i < frame.control.header_size(); ++i) {
+    Payload& payload = payloads[static_cast<size_t>(i)];
+    const uint64_t bytes = payload.size();
     ContributionRef value;
-    if (bytes > 0) value = std::make_shared<PayloadContribution>(frame.payload.Sub(offset, bytes));
-    RETURN_IF_ERROR(core_.OnPush(id, header, std::move(value), bytes));
-    offset += bytes;
+    if (bytes > 0) value = std::make_shared<PayloadContribution>(std::move(payload));
+    RETURN_IF_ERROR(core_.OnPush(id, frame.control.header(i), std::move(value), bytes));
   }
   if (auto it = streams_.find(id); it != streams_.end()) return SendAck(&it->second);
   return absl::OkStatus();
@@ -399,7 +414,7 @@ void ServerJob::Serve(StreamId stream, uint64_t chunk, uint64_t version) {
   if (it == streams_.end()) return;
   options_.lanes->Post(chunk, [self = shared_from_this(), lanes = options_.lanes, store = store_,
                                queue = it->second.queue, stream, chunk, version] {
-    absl::StatusOr<ChunkValue> value = store->Get(chunk, version);
+    absl::StatusOr<WireValue> value = store->GetWire(chunk, version);
     if (!value.ok()) return;  // could not be loaded: the job fails by the problem reported
     // Flushed at the end of the lane's queue: small chunks that are applied until then travel in the same frames.
     if (queue->Add(chunk, version, *std::move(value))) lanes->Post(chunk, [queue] { queue->Flush(); });

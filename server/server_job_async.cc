@@ -40,7 +40,7 @@ void ServerJob::Answer(StreamId stream, const v1::ChunkHeader& answer) {
 // On the chunk's lane.
 void ServerJob::SendAnswer(Lanes* lanes, ChunkStore& store, const std::shared_ptr<CommitQueue>& queue,
                            const v1::ChunkHeader& answer) {
-  absl::StatusOr<ChunkValue> value = store.Get(answer.chunk(), answer.round());
+  absl::StatusOr<WireValue> value = store.GetWire(answer.chunk(), answer.round());
   if (queue == nullptr || !value.ok()) return;  // could not be loaded: the job fails by the problem reported
   if (queue->Add(answer, *std::move(value))) lanes->Post(answer.chunk(), [queue] { queue->Flush(); });
 }

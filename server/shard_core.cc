@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/log.h"
 #include "common/status_macros.h"
+#include "common/wire_format.h"
 
 namespace sluice {
 namespace {
@@ -346,16 +347,22 @@ absl::Status ShardCore::CheckPush(const Stream& stream, const v1::ChunkHeader& h
                                                    " on the stream of contributor ", stream.hello.contributor()));
   }
   RETURN_IF_ERROR(CheckRound(header));
-  if (header.encoding() != v1::F32) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("encoding ", static_cast<int>(header.encoding()), "; this job pushes F32"));
+  const v1::Encoding encoding = PushEncoding(layout_->plan().spec());
+  if (header.elements() != 0 && header.encoding() != encoding) {
+    return absl::InvalidArgumentError(absl::StrCat("chunk ", header.chunk(), ": pushed in ",
+                                                   EncodingName(header.encoding()), "; this job pushes ",
+                                                   EncodingName(encoding), " (spec.transfer.push)"));
   }
   const uint64_t length = table.range(header.chunk()).size();
   if (header.elements() != 0 && header.elements() != length) {
     return absl::InvalidArgumentError(
         absl::StrCat("chunk ", header.chunk(), ": ", header.elements(), " elements; it has ", length));
   }
-  if (payload_bytes != header.elements() * sizeof(float)) {
+  // TOP_K: as many as its counts say, which were checked where the frame was taken apart.
+  const bool fits = header.elements() == 0 || encoding != v1::TOP_K
+                        ? payload_bytes == (header.elements() == 0 ? 0 : EncodedBytes(encoding, length))
+                        : payload_bytes > 0;
+  if (!fits) {
     return absl::InvalidArgumentError(absl::StrCat("chunk ", header.chunk(), ": ", payload_bytes, " payload bytes for ",
                                                    header.elements(), " elements"));
   }

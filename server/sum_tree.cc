@@ -5,6 +5,7 @@
 
 #include "common/log.h"
 #include "common/optimizer.h"
+#include "common/wire_format.h"
 
 namespace sluice {
 void SumTree::Reset(uint32_t contributors) {
@@ -25,7 +26,7 @@ void SumTree::Add(uint32_t index, Payload payload) {
   if (payload.size() == 0) {
     leaf.state = Node::kAbsent;
   } else {
-    CHECK(payload.size() == elements_ * sizeof(float));
+    CHECK(encoding_ == v1::TOP_K || payload.size() == EncodedBytes(encoding_, elements_));
     leaf.state = Node::kSlices;
     leaf.slices = std::move(payload);
     present_[index] = true;
@@ -33,10 +34,11 @@ void SumTree::Add(uint32_t index, Payload payload) {
   --missing_;
   Settle(0, index);
   Node& root = levels_.back()[0];
-  // A lone contribution stays as it came, unless that pins much more memory than it has bytes.
-  if (root.state == Node::kSlices && root.slices.pinned_bytes() > root.slices.size() + root.slices.size() / 4) {
+  // A lone contribution stays as it came, unless it has to be decoded, or pins much more memory than it has bytes.
+  if (root.state == Node::kSlices &&
+      (encoding_ != v1::F32 || root.slices.pinned_bytes() > root.slices.size() + root.slices.size() / 4)) {
     root.buffer = pool_->Take(elements_);
-    root.slices.CopyTo(root.buffer.get());
+    DecodePayload(encoding_, root.slices, elements_, root.buffer.get());
     root.slices = Payload();
     root.state = Node::kBuffer;
   }
@@ -63,7 +65,25 @@ void SumTree::Settle(size_t level, size_t index) {
   Settle(level + 1, index / 2);
 }
 
+SumTree::Node SumTree::JoinEncoded(Node a, Node b) {
+  if (b.state == Node::kBuffer) std::swap(a, b);
+  if (a.state == Node::kSlices) {
+    a.buffer = pool_->Take(elements_);
+    DecodePayload(encoding_, a.slices, elements_, a.buffer.get());
+    if (!AllFinite(a.buffer.get(), elements_)) bad_[a.leaf] = true;
+    a.slices = Payload();
+    a.state = Node::kBuffer;
+  }
+  if (b.state == Node::kBuffer) {
+    AddAndCheck(a.buffer.get(), b.buffer.get(), a.buffer.get(), elements_);
+  } else if (!AddPayload(encoding_, b.slices, elements_, a.buffer.get())) {
+    bad_[b.leaf] = true;
+  }
+  return a;
+}
+
 SumTree::Node SumTree::Join(Node a, Node b) {
+  if (encoding_ != v1::F32) return JoinEncoded(std::move(a), std::move(b));
   // Addition commutes bit for bit: whichever has a buffer takes the other.
   Node sum;
   sum.state = Node::kBuffer;

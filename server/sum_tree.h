@@ -14,17 +14,19 @@
 
 #include "common/frame.h"
 #include "server/buffer_pool.h"
+#include "sluice/v1/parameter.pb.h"
 
 namespace sluice {
 
-// Not thread-safe. Chunk of `elements` float32.
+// Not thread-safe. Chunk of `elements` float32, whose contributions come in `encoding`; sums are float32.
 class SumTree {
  public:
-  SumTree(size_t elements, std::shared_ptr<BufferPool> pool) : elements_(elements), pool_(std::move(pool)) {}
+  SumTree(size_t elements, std::shared_ptr<BufferPool> pool, v1::Encoding encoding = v1::F32)
+      : elements_(elements), encoding_(encoding), pool_(std::move(pool)) {}
 
   // Forgets everything and expects `contributors` of them.
   void Reset(uint32_t contributors);
-  // Once for each index. `payload` of elements * 4 bytes, or empty: absent.
+  // Once for each index. `payload` of that many elements, or empty: absent.
   void Add(uint32_t index, Payload payload);
 
   bool complete() const { return missing_ == 0; }
@@ -47,8 +49,10 @@ class SumTree {
 
   void Settle(size_t level, size_t index);
   Node Join(Node a, Node b);  // a + b
+  Node JoinEncoded(Node a, Node b);
 
   const size_t elements_;
+  const v1::Encoding encoding_;
   const std::shared_ptr<BufferPool> pool_;
   std::vector<std::vector<Node>> levels_;  // [0]: leaves; the last: the root
   uint32_t missing_ = 0;

@@ -7,6 +7,7 @@
 #include "common/log.h"
 #include "common/status_macros.h"
 #include "common/version.h"
+#include "common/wire_format.h"
 
 namespace sluice {
 namespace {
@@ -283,15 +284,7 @@ absl::Status PsClient::HandleFrame(const StreamKey& key, grpc::ByteBuffer messag
   ASSIGN_OR_RETURN(ParsedFrame frame, frames->Parse(std::move(message)));
   v1::ChunkFrame answer;
   const bool has_answer = frames->OnFrame(frame.control, accept, &answer);
-  uint64_t elements = 0;
-  for (const v1::ChunkHeader& header : frame.control.header()) {
-    if (header.elements() > frame.payload.size()) elements = frame.payload.size();  // too long: fails below
-    elements += header.elements();
-  }
-  if (elements > frame.payload.size() || elements * sizeof(float) != frame.payload.size()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("payload of ", frame.payload.size(), " bytes; the headers say ", elements, " elements of 4"));
-  }
+  RETURN_IF_ERROR(ChunkLengths(frame).status());
   bool taken = false;
   {
     absl::MutexLock lock(&mutex_);

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/log.h"
+#include "common/wire_format.h"
 
 namespace sluice {
 namespace {
@@ -188,6 +189,7 @@ void RoundCore::SendPush(uint64_t index) {
   header.set_round(round);
   header.set_contributor(rank_);
   header.set_elements(count > 0 ? layout_->table().range(index).size() : 0);
+  if (count > 0) header.set_encoding(PushEncoding(layout_->plan().spec()));
   header.set_count(count);
   header.set_space(layout_->plan().space());
   if (async()) {
@@ -293,10 +295,11 @@ absl::Status RoundCore::OnCommit(const v1::ChunkHeader& header, std::shared_ptr<
                                               layout_->plan().space()));
   }
   const uint64_t elements = layout_->table().range(index).size();
-  if (header.elements() != elements || header.encoding() != v1::F32) {
+  const v1::Encoding encoding = PullEncoding(layout_->plan().spec());
+  if (header.elements() != elements || header.encoding() != encoding) {
     return absl::InvalidArgumentError(absl::StrCat("commit of chunk ", index, " has ", header.elements(),
-                                                   " elements in encoding ", header.encoding(), "; expected ", elements,
-                                                   " in F32"));
+                                                   " elements in ", EncodingName(header.encoding()), "; expected ",
+                                                   elements, " in ", EncodingName(encoding)));
   }
   if (async()) return OnAnswer(header, std::move(value));
   Chunk& chunk = chunks_[index];

@@ -8,6 +8,7 @@
 #include "common/log.h"
 #include "common/optimizer.h"
 #include "common/status_macros.h"
+#include "common/wire_format.h"
 
 namespace sluice {
 namespace {
@@ -17,10 +18,13 @@ constexpr absl::Duration kFirstStallLog = absl::Seconds(5);  // then after twice
 // A chunk's value as slices of the frame it came in.
 class PayloadValue : public CommitValue {
  public:
-  explicit PayloadValue(Payload payload) : payload_(std::move(payload)) {}
-  const Payload& payload() const { return payload_; }
+  PayloadValue(v1::Encoding encoding, uint64_t elements, Payload payload)
+      : encoding_(encoding), elements_(elements), payload_(std::move(payload)) {}
+  void DecodeTo(float* out) const { DecodePayload(encoding_, payload_, elements_, out); }
 
  private:
+  const v1::Encoding encoding_;
+  const uint64_t elements_;
   const Payload payload_;
 };
 
@@ -32,6 +36,7 @@ WorkerJob::WorkerJob(const WorkerJobOptions& options, std::shared_ptr<const Layo
       chunk_elements_(layout->plan().chunk_elements()),
       clips_alone_(layout->async() && layout->plan().spec().optimizer().clip_norm() > 0),
       core_(options.rules, this),
+      encoder_(*layout),
       layout_(std::move(layout)),
       rank_(rank),
       client_({.job_id = id_, .node = options.node, .transport = options.transport}, this) {}
@@ -132,8 +137,7 @@ void WorkerJob::Deliver(Event event) {
   }
   while (!installs.empty()) {
     for (const InstallOrder& order : installs) {
-      const Payload& payload = static_cast<const PayloadValue&>(*order.value).payload();
-      payload.CopyTo(model_->parameters() + order.chunk * chunk_elements_);
+      static_cast<const PayloadValue&>(*order.value).DecodeTo(model_->parameters() + order.chunk * chunk_elements_);
     }
     absl::MutexLock lock(&mutex_);
     for (const InstallOrder& order : installs) core_.OnInstalled(order.generation, order.chunk, order.version);
@@ -153,6 +157,12 @@ void WorkerJob::OpenStreams(const std::shared_ptr<const Layout>& layout, const s
   LOG_INFO("job {} generation {}: rank {} of {}, from version {}, {} servers", id_, layout->generation(), core_.rank(),
            layout->contributors(), layout->plan().start(), servers.size());
   times_.Restart(options_.clock->Now());
+  if (encoder_.Begin(*layout, layout->plan().ranks(static_cast<int>(core_.rank())).data())) {
+    LOG_WARN(
+        "job {} generation {}: what {} had left out of this rank's gradients belongs to another timeline or replica "
+        "and is dropped",
+        id_, layout->generation(), EncodingName(encoder_.encoding()));
+  }
   SharedMemoryUse sharing;
   if (options_.shared_memory) {
     sharing.pushes = model_->gradient_region();
@@ -170,10 +180,13 @@ void WorkerJob::Subscribe(size_t server, const v1::Subscribe& subscribe) {
 void WorkerJob::Push(size_t server, const v1::ChunkHeader& header) {
   BorrowedBytes bytes;
   if (header.elements() > 0) {
-    bytes.data = model_->gradients() + core_.layout()->table().range(header.chunk()).begin;
-    bytes.size = header.elements() * sizeof(float);
-    bytes.owner = model_->gradient_owner();
     times_.Pushed();
+    const float* gradient = model_->gradients() + core_.layout()->table().range(header.chunk()).begin;
+    if (header.encoding() == v1::F32) {
+      bytes = {gradient, header.elements() * sizeof(float), model_->gradient_owner()};
+    } else {
+      bytes = encoder_.Encode(*core_.layout(), header.chunk(), header.round(), gradient);
+    }
   }
   client_.Push(core_.generation(), server, header, std::move(bytes));
   if (options_.hooks != nullptr) pushed_.push_back(header.chunk());
@@ -315,10 +328,13 @@ absl::Status WorkerJob::OnCommits(uint64_t generation, size_t server, const Pars
     }
     size_t offset = 0;
     for (const v1::ChunkHeader& header : frame.control.header()) {
-      const size_t bytes = header.elements() * sizeof(float);
-      status = core.OnCommit(header, std::make_shared<PayloadValue>(frame.payload.Sub(offset, bytes)));
+      const absl::StatusOr<size_t> bytes = LengthInPayload(header.encoding(), header.elements(), frame.payload, offset);
+      status = bytes.status();
       if (!status.ok()) return;
-      offset += bytes;
+      status = core.OnCommit(header, std::make_shared<PayloadValue>(header.encoding(), header.elements(),
+                                                                    frame.payload.Sub(offset, *bytes)));
+      if (!status.ok()) return;
+      offset += *bytes;
     }
   });
   return status;

@@ -30,6 +30,7 @@
 #include "worker/data/dataset.h"
 #include "worker/model/model.h"
 #include "worker/ps_client.h"
+#include "worker/push_encoder.h"
 #include "worker/round_clock.h"
 #include "worker/round_core.h"
 #include "worker/train_loop.h"
@@ -136,6 +137,7 @@ class WorkerJob : private RoundActions, private Rounds, private PsClient::Events
 
   mutable absl::Mutex mutex_;
   RoundCore core_ ABSL_GUARDED_BY(mutex_);
+  PushEncoder encoder_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<const Layout> layout_ ABSL_GUARDED_BY(mutex_);  // newest plan
   uint32_t rank_ ABSL_GUARDED_BY(mutex_);
   bool open_ ABSL_GUARDED_BY(mutex_) = false;  // data set and model are there: plans go to the core

@@ -175,7 +175,9 @@ TEST_F(WireFormatTest, TopKTakesTheLargest) {
       ASSERT_TRUE(length.ok()) << length.status();
       ASSERT_EQ(*length, bytes.size());
       ASSERT_TRUE(SameBits(Decode(v1::TOP_K, payload, n), expected));
-      if (n >= 16384 && count == (n + 99) / 100) EXPECT_LT(bytes.size(), 0.0152 * 4 * n);
+      if (n >= 16384 && count == (n + 99) / 100) {
+        EXPECT_LT(bytes.size(), 0.0152 * 4 * n);
+      }
     }
   }
 }

@@ -94,6 +94,19 @@ TEST(SchedulerCoreTransition, AnotherProfileMarksTheEndOfExactness) {
   EXPECT_EQ(f.status(f.job).exact_until_round(), 5u);
 }
 
+// What an encoding left out of a worker's gradients dies with it.
+TEST(SchedulerCoreTransition, ADroppedResidualMarksTheEndOfExactness) {
+  v1::JobSpec spec = SmallSpec(2);
+  spec.mutable_transfer()->mutable_push()->mutable_int8();
+  RunningJob f(spec);
+  f.Worker("w2");
+  f.Settle();
+  f.Kill("w0");
+  f.ReportAll(f.job, 5);
+  EXPECT_EQ(f.status(f.job).exact_until_round(), 5u);
+  EXPECT_TRUE(f.HasEvent("what INT8 had left out of the gradients of 1 of 2 ranks is dropped"));
+}
+
 TEST(SchedulerCoreTransition, AnotherProfileIsNotTakenWhereTheJobForbidsIt) {
   v1::JobSpec spec = SmallSpec(2);
   spec.set_allow_profile_change(false);

@@ -8,6 +8,7 @@
 #include <fstream>
 #include <random>
 
+#include "common/float_formats.h"
 #include "common/job_spec.h"
 #include "common/philox.h"
 #include "tests/server/server_test_plan.h"
@@ -209,6 +210,42 @@ TEST_F(ChunkStoreTest, MemoryStaysWhatItIs) {
   EXPECT_EQ(store_.mapped_bytes(), mapped);
 }
 
+// Made once a commit, shared by all who receive it, gone with the value; checkpoints and Get stay float32.
+TEST(ChunkStoreWire, TheEncodingOfACommitIsSharedAndGoesWithIt) {
+  ServerTestPlan plan{.chunk_elements = 8};
+  v1::Plan message = plan.Make()->plan();
+  message.mutable_spec()->mutable_transfer()->mutable_pull()->mutable_bf16();
+  message.set_hash(PlanHash(message));
+  const auto layout = *Layout::Make(message);
+  ChunkStore store(layout);
+  ASSERT_TRUE(store.Load(**ChunkSource::Open(*layout, "", ""), 0, 0).ok());
+  const auto check = [&](uint64_t version) {
+    const ChunkValue value = *store.Get(0, version);
+    const WireValue wire = *store.GetWire(0, version);
+    EXPECT_EQ(wire.encoding, v1::BF16);
+    EXPECT_EQ(wire.elements, value.elements);
+    EXPECT_EQ(wire.bytes.size, 2 * value.elements);
+    for (uint64_t i = 0; i < value.elements; ++i) {
+      uint16_t bits;
+      std::memcpy(&bits, static_cast<const char*>(wire.bytes.data) + 2 * i, sizeof(bits));
+      EXPECT_EQ(bits, NarrowBf16(value.data[i])) << version << " " << i;
+    }
+    return wire;
+  };
+  const WireValue first = check(0);
+  EXPECT_EQ(check(0).bytes.data, first.bytes.data);
+  for (uint64_t round = 0; round < 20; ++round) {
+    store.Add(0, 0, 1, Bytes(std::vector<float>(8, 0.3f)));
+    store.Finish(0, 1);
+    const WireValue before = check(round);
+    v1::Verdict verdict = Go(round);
+    verdict.set_skip(round % 5 == 4);
+    store.Apply(0, verdict, false);
+    EXPECT_EQ(check(round).bytes.data, before.bytes.data);
+    EXPECT_EQ(check(round + 1).bytes.data == before.bytes.data, verdict.skip());
+  }
+}
+
 TEST(ChunkStoreMemory, BytesPerElement) {
   v1::JobSpec spec;
   spec.mutable_optimizer()->mutable_sgd()->set_learning_rate(1);
@@ -220,6 +257,8 @@ TEST(ChunkStoreMemory, BytesPerElement) {
   EXPECT_EQ(ChunkStore::BytesPerElement(spec), 16u);
   spec.mutable_optimizer()->mutable_adam()->set_learning_rate(1);
   EXPECT_EQ(ChunkStore::BytesPerElement(spec), 20u);
+  spec.mutable_transfer()->mutable_pull()->mutable_bf16();
+  EXPECT_EQ(ChunkStore::BytesPerElement(spec), 24u);
 }
 
 // ---------------------------------------------------------------------------------- checkpoints, init folders, paths

@@ -29,10 +29,10 @@ class RecordingStream : public ByteStream {
   size_t queued = 0;
 };
 
-ChunkValue Value(size_t elements, float x) {
+WireValue Value(size_t elements, float x) {
   std::shared_ptr<float[]> data(new float[elements]);
   std::fill_n(data.get(), elements, x);
-  return {data, elements};
+  return {v1::F32, elements, {data.get(), elements * sizeof(float), data}};
 }
 
 class CommitQueueTest : public ::testing::Test {

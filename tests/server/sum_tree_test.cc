@@ -10,6 +10,9 @@
 #include <numeric>
 #include <random>
 
+#include "common/optimizer.h"
+#include "common/wire_format.h"
+
 namespace sluice {
 namespace {
 
@@ -107,6 +110,76 @@ TEST(SumTree, EveryArrivalOrderGivesTheSameBits) {
           if (HasFailure()) FAIL() << n << " contributors, empties " << empties << " shifted by " << shift;
         } while (std::next_permutation(order.begin(), order.end()));
       }
+    }
+  }
+}
+
+// Encoded contributions are decoded to float32 and then added in the same shape.
+TEST(SumTree, EncodedContributionsAddAsWhatTheyDecodeTo) {
+  const uint32_t seed = std::random_device{}();
+  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  std::mt19937 rng(seed);
+  for (const v1::Encoding encoding : {v1::BF16, v1::F16, v1::INT8, v1::TOP_K}) {
+    for (int run = 0; run < 60; ++run) {
+      const uint32_t n = 1 + rng() % 9;
+      const size_t elements = 1 + rng() % 700;
+      std::vector<std::vector<float>> decoded(n);
+      std::vector<Payload> payloads(n);
+      for (uint32_t i = 0; i < n; ++i) {
+        if (rng() % 4 == 0) continue;
+        std::vector<float> x(elements);
+        for (float& v : x) v = std::ldexp(static_cast<float>(rng() % 2001) - 1000, static_cast<int>(rng() % 8) - 10);
+        const size_t count = 1 + rng() % elements;
+        std::vector<uint8_t> bytes(MaxTopKBytes(elements, elements));
+        if (encoding == v1::TOP_K) {
+          bytes.resize(EncodeTopK(x.data(), nullptr, elements, count, bytes.data()));
+        } else {
+          bytes.resize(EncodedBytes(encoding, elements));
+          EncodeValues(encoding, x.data(), nullptr, elements, bytes.data());
+        }
+        std::vector<grpc::Slice> slices;
+        for (size_t at = 0; at < bytes.size();) {
+          const size_t some = std::min<size_t>(bytes.size() - at, 1 + rng() % 300);
+          slices.emplace_back(bytes.data() + at, some);
+          at += some;
+        }
+        payloads[i] = Payload(std::move(slices));
+        decoded[i].resize(elements);
+        DecodePayload(encoding, payloads[i], elements, decoded[i].data());
+      }
+      const std::vector<float> want = Reference(decoded);
+      std::vector<uint32_t> order(n);
+      std::iota(order.begin(), order.end(), 0);
+      std::shuffle(order.begin(), order.end(), rng);
+      SumTree tree(elements, BufferPool::Make(), encoding);
+      tree.Reset(n);
+      for (uint32_t i : order) tree.Add(i, payloads[i]);
+      ExpectSameBits(Result(tree), want);
+      ASSERT_FALSE(testing::Test::HasFailure())
+          << EncodingName(encoding) << ", " << n << " contributors of " << elements;
+    }
+  }
+}
+
+TEST(SumTree, NamesWhoSentNonFiniteValuesInAnyEncoding) {
+  for (const v1::Encoding encoding : {v1::BF16, v1::F16, v1::INT8, v1::TOP_K}) {
+    for (const uint32_t who : {0u, 1u, 2u}) {
+      SumTree tree(kElements, BufferPool::Make(), encoding);
+      tree.Reset(3);
+      for (uint32_t i = 0; i < 3; ++i) {
+        std::vector<float> x(kElements, 1);
+        if (i == who) x[40] = std::numeric_limits<float>::quiet_NaN();
+        std::vector<uint8_t> bytes(MaxTopKBytes(kElements, kElements));
+        if (encoding == v1::TOP_K) {
+          bytes.resize(EncodeTopK(x.data(), nullptr, kElements, 3, bytes.data()));
+        } else {
+          bytes.resize(EncodedBytes(encoding, kElements));
+          EncodeValues(encoding, x.data(), nullptr, kElements, bytes.data());
+        }
+        tree.Add(i, Payload({grpc::Slice(bytes.data(), bytes.size())}));
+      }
+      EXPECT_FALSE(AllFinite(Result(tree).data(), kElements)) << EncodingName(encoding);
+      EXPECT_THAT(tree.nonfinite(), ElementsAre(who)) << EncodingName(encoding);
     }
   }
 }

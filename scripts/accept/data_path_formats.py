@@ -1,0 +1,98 @@
+"""Wire formats: what they cost at the socket, and what they cost in quality.
+
+Bytes: one job on one server and one worker, real processes; what the kernel counted on the worker's TCP connection to the server
+(ss -ti: bytes_acked up, bytes_received down), headers of gRPC and HTTP/2, acknowledgements of frames and everything else
+included. The connection outlives the job, so the counters are read when all has been said. A format's bytes are divided by those
+of f32 in the same direction of the same job.
+
+Quality: the validation loss of the nano configuration after 1,000 rounds on two workers, against f32 of the same seed.
+"""
+import os
+import re
+import subprocess
+
+from cluster import Cluster, Failed
+from runner import DATA
+
+F32, BF16 = {"f32": {}}, {"bf16": {}}
+
+
+def nano_spec(workers, rounds, seed=1):
+    """The nano configuration of the one-job part."""
+    tok = os.path.abspath(os.path.join(DATA, "tok", "nanogpt_shakespeare_char_"))
+    return {"name": "nano-formats",
+            "model": {"gpt2": {"layers": 4, "heads": 4, "width": 128, "context": 64, "vocabulary": 65, "scaled_residual_init": False}},
+            "data": {"tokens": {"path": tok + "train.bin", "validation_path": tok + "val.bin"}},
+            "train": {"rounds": rounds, "batch": 12, "seed": seed, "eval_every": rounds},
+            "optimizer": {"adamw": {"learning_rate": 1e-3, "beta2": 0.99, "weight_decay": 0.1}, "clip_norm": 1.0,
+                          "schedule": {"cosine": {"warmup_rounds": min(100, rounds), "final": 1e-4}}},
+            "parallel": {"data": workers}, "checkpoint": {"every_rounds": rounds}}
+
+
+def socket_bytes(port):
+    """(up, down) of all connections to a local port, as the connecting end counts."""
+    out = subprocess.run(["ss", "-tinH", "state", "established", "dport", "=", ":%d" % port], stdout=subprocess.PIPE, text=True,
+                         check=True).stdout
+    up = sum(int(x) for x in re.findall(r"bytes_acked:(\d+)", out))
+    down = sum(int(x) for x in re.findall(r"bytes_received:(\d+)", out))
+    if up == 0 or down == 0:
+        raise Failed("no connection to the server's port %d in: %s" % (port, out))
+    return up, down
+
+
+class SocketCluster(Cluster):
+    """Nothing by shared memory: all bytes pass the socket."""
+
+    def _command(self, name):
+        return super()._command(name) + ([] if name == "scheduler" else ["--shared_memory=false"])
+
+
+def bytes_of(push, pull, rounds):
+    spec = nano_spec(1, rounds=rounds)
+    spec["train"]["eval_samples"] = 12
+    spec["transfer"] = {"push": push, "pull": pull}
+    with SocketCluster(servers=1, workers=1, supervise=False) as c:
+        c.run(spec)
+        return socket_bytes(int(open(c.port_file("server-0")).read()))
+
+
+def traffic(report, quick):
+    rounds = 20 if quick else 100
+    whole = bytes_of(F32, F32, rounds)
+    report.shown("nano, 1 server, 1 worker, f32: bytes at the socket, a round", "%d up, %d down" % tuple(x // rounds for x in whole))
+    for name, push, limit in (("bf16", BF16, 0.51), ("f16", {"f16": {}}, 0.51), ("int8", {"int8": {}}, 0.27),
+                              ("top 1%", {"top_k": {"density": 0.01}}, 0.022)):
+        up, down = bytes_of(push, F32, rounds)
+        report.at_most("push %s: bytes at the socket, of f32" % name, limit, up / whole[0])
+        report.at_most("push %s leaves pulls as they are: bytes down, of f32" % name, 1.01, down / whole[1])
+    up, down = bytes_of(F32, BF16, rounds)
+    report.at_most("pull bf16: bytes at the socket, of f32", 0.51, down / whole[1])
+    report.at_most("pull bf16 leaves pushes as they are: bytes up, of f32", 1.01, up / whole[0])
+
+
+def quality(report, quick):
+    rounds, seeds = (200, (1,)) if quick else (1000, (1, 2, 3))
+
+    def top(density):
+        return {"top_k": {"density": density, "warmup_rounds": rounds // 5}}
+
+    formats = [("push bf16", BF16, F32, 0.003), ("push and pull bf16", BF16, BF16, 0.003), ("push int8", {"int8": {}}, F32, 0.003),
+               ("push top 10%", top(0.1), F32, 0.10), ("push top 1%", top(0.01), F32, 0.25)]
+    with Cluster(servers=2, workers=2) as c:
+        for seed in seeds:
+            def loss(push, pull):
+                spec = nano_spec(2, rounds=rounds, seed=seed)
+                spec["transfer"] = {"push": push, "pull": pull}
+                return c.run(spec)[1]["last_evaluation"]["loss"]
+
+            base = loss(F32, F32)
+            report.shown("nano, %d rounds, seed %d, f32: validation loss" % (rounds, seed), "%.4f" % base)
+            for name, push, pull, limit in formats:
+                found = loss(push, pull)
+                report.at_most("nano, %d rounds, seed %d, %s: validation loss above f32 (%.4f)" % (rounds, seed, name, found), limit,
+                               found - base)
+
+
+def part_formats(report, folder, quick):
+    traffic(report, quick)
+    quality(report, quick)
