@@ -1,20 +1,14 @@
 #include "server/shard_core.h"
 
 #include <algorithm>
-#include <cmath>
 #include <numeric>
 
 #include "absl/strings/str_cat.h"
 #include "common/log.h"
-#include "common/status_macros.h"
-#include "common/wire_format.h"
 
 namespace sluice {
 namespace {
 
-// Of a stream whose plan is not here yet; a worker pushes nothing before it has received parameters.
-constexpr size_t kMaxParkedMessages = 4096;
-constexpr uint64_t kMaxParkedBytes = 16 << 20;
 constexpr size_t kMaxFaultsTold = 64;
 
 // In order of contributors, whatever the order of arrival.
@@ -226,159 +220,7 @@ void ShardCore::Progress(uint32_t index) {
   actions_->SendToScheduler(message);
 }
 
-// ------------------------------------------------------------------------------------------------------ workers
-
-absl::Status ShardCore::CheckHello(const v1::StreamHello& hello) const {
-  if (hello.contributor() >= layout_->contributors()) {
-    return absl::OutOfRangeError(
-        absl::StrCat("contributor ", hello.contributor(), " of ", layout_->contributors(), " in job ", job_id_));
-  }
-  const v1::NodeId& owner = layout_->plan().ranks(static_cast<int>(hello.contributor())).node();
-  if (hello.has_node() && !SameNode(hello.node(), owner)) {
-    return absl::PermissionDeniedError(absl::StrCat(
-        "job ", job_id_, " generation ", generation(), ": rank ", hello.contributor(), " belongs to ", owner.name(),
-        " (life ", owner.incarnation(), "), not to ", hello.node().name(), " (life ", hello.node().incarnation(), ")"));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status ShardCore::OnHello(StreamId stream, const v1::StreamHello& hello) {
-  if (hello.generation() == 0) return absl::InvalidArgumentError("hello of generation 0; they count from 1");
-  if (layout_ && hello.generation() == generation()) RETURN_IF_ERROR(CheckHello(hello));
-  const uint64_t newest = rules_.fencing ? std::max(fence_, generation()) : generation();
-  if (hello.generation() < newest && rules_.fencing) {
-    return absl::AbortedError(
-        absl::StrCat("job ", job_id_, ": generation ", hello.generation(), " is over; now ", newest));
-  }
-  Stream& added = streams_[stream];
-  added.hello = hello;
-  added.parked = hello.generation() > generation();
-  return absl::OkStatus();
-}
-
-absl::StatusOr<ShardCore::Stream*> ShardCore::Admit(StreamId stream, uint64_t message_generation) {
-  auto it = streams_.find(stream);
-  if (it == streams_.end()) return absl::FailedPreconditionError("a message before the stream's hello");
-  if (it->second.hello.generation() != message_generation) {
-    return absl::InvalidArgumentError(absl::StrCat("a message of generation ", message_generation,
-                                                   " on a stream of generation ", it->second.hello.generation()));
-  }
-  return &it->second;
-}
-
-absl::Status ShardCore::Replay(StreamId id) {
-  Stream& stream = streams_.at(id);
-  stream.parked = false;
-  stream.waiting_bytes = 0;
-  RETURN_IF_ERROR(CheckHello(stream.hello));
-  std::deque<StreamMessage> waiting;
-  waiting.swap(stream.waiting);
-  for (StreamMessage& message : waiting) RETURN_IF_ERROR(Replay(id, std::move(message)));
-  return absl::OkStatus();
-}
-
-absl::Status ShardCore::Replay(StreamId id, StreamMessage message) {
-  if (auto* push = std::get_if<PushMessage>(&message)) {
-    return OnPush(id, push->header, std::move(push->value), push->payload_bytes);
-  }
-  if (auto* subscribe = std::get_if<v1::Subscribe>(&message)) return OnSubscribe(id, *subscribe);
-  if (auto* request = std::get_if<v1::LeaseRequest>(&message)) return OnLeaseRequest(id, *request);
-  return OnReport(id, std::get<v1::RoundReport>(message));
-}
-
-absl::Status ShardCore::OnPush(StreamId id, const v1::ChunkHeader& header, ContributionRef value,
-                               uint64_t payload_bytes) {
-  ASSIGN_OR_RETURN(Stream * stream, Admit(id, header.generation()));
-  if (stream->parked) return Park(stream, PushMessage{header, std::move(value), payload_bytes}, payload_bytes);
-  if (Fenced()) return absl::OkStatus();  // nothing older than the fence is processed
-  RETURN_IF_ERROR(CheckPush(*stream, header, payload_bytes));
-  actions_->Acknowledge(id, payload_bytes);
-  if (async()) return OnContribution(id, header, std::move(value));
-
-  Chunk& chunk = chunks_.at(header.chunk());
-  uint32_t slot = header.contributor();
-  if (rules_.dedup) {
-    if (header.round() < chunk.version || chunk.held[slot]) return absl::OkStatus();
-    if (header.round() > chunk.version) {
-      return absl::FailedPreconditionError(absl::StrCat("chunk ", header.chunk(), ": a contribution to round ",
-                                                        header.round(), " while round ", chunk.version, " is open"));
-    }
-  } else {
-    if (chunk.sum_posted) return absl::OkStatus();
-    slot = chunk.held_count;
-  }
-  chunk.held[slot] = true;
-  ++chunk.held_count;
-  chunk.counts[slot] = header.count();
-  actions_->AddContribution(header.chunk(), slot, layout_->contributors(),
-                            header.elements() == 0 ? nullptr : std::move(value));
-  if (chunk.held_count == layout_->contributors()) ChunkComplete(header.chunk(), &chunk);
-  return absl::OkStatus();
-}
-
-absl::Status ShardCore::Park(Stream* stream, StreamMessage message, uint64_t payload_bytes) {
-  if (stream->waiting.size() >= kMaxParkedMessages || stream->waiting_bytes + payload_bytes > kMaxParkedBytes) {
-    return absl::ResourceExhaustedError(absl::StrCat("job ", job_id_, ": more than ", kMaxParkedMessages,
-                                                     " messages or ", kMaxParkedBytes, " bytes before the plan of ",
-                                                     "generation ", stream->hello.generation()));
-  }
-  stream->waiting_bytes += payload_bytes;
-  stream->waiting.push_back(std::move(message));
-  return absl::OkStatus();
-}
-
-absl::Status ShardCore::CheckPush(const Stream& stream, const v1::ChunkHeader& header, uint64_t payload_bytes) const {
-  const ChunkTable& table = layout_->table();
-  if (header.space() != 0) return absl::InvalidArgumentError(absl::StrCat("space ", header.space(), " does not exist"));
-  if (header.chunk() >= table.chunks()) {
-    return absl::OutOfRangeError(absl::StrCat("chunk ", header.chunk(), " of ", table.chunks(), " in job ", job_id_));
-  }
-  if (!chunks_.contains(header.chunk())) {
-    return absl::InvalidArgumentError(absl::StrCat("chunk ", header.chunk(), " belongs to another server: shard ",
-                                                   table.shard(header.chunk()), " is held by ",
-                                                   layout_->primary(table.shard(header.chunk())).node().name()));
-  }
-  if (header.contributor() >= layout_->contributors()) {
-    return absl::OutOfRangeError(
-        absl::StrCat("contributor ", header.contributor(), " of ", layout_->contributors(), " in job ", job_id_));
-  }
-  if (header.contributor() != stream.hello.contributor()) {
-    return absl::InvalidArgumentError(absl::StrCat("contributor ", header.contributor(),
-                                                   " on the stream of contributor ", stream.hello.contributor()));
-  }
-  RETURN_IF_ERROR(CheckRound(header));
-  const v1::Encoding encoding = PushEncoding(layout_->plan().spec());
-  if (header.elements() != 0 && header.encoding() != encoding) {
-    return absl::InvalidArgumentError(absl::StrCat("chunk ", header.chunk(), ": pushed in ",
-                                                   EncodingName(header.encoding()), "; this job pushes ",
-                                                   EncodingName(encoding), " (spec.transfer.push)"));
-  }
-  const uint64_t length = table.range(header.chunk()).size();
-  if (header.elements() != 0 && header.elements() != length) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("chunk ", header.chunk(), ": ", header.elements(), " elements; it has ", length));
-  }
-  // TOP_K: as many as its counts say, which were checked where the frame was taken apart.
-  const bool fits = header.elements() == 0 || encoding != v1::TOP_K
-                        ? payload_bytes == (header.elements() == 0 ? 0 : EncodedBytes(encoding, length))
-                        : payload_bytes > 0;
-  if (!fits) {
-    return absl::InvalidArgumentError(absl::StrCat("chunk ", header.chunk(), ": ", payload_bytes, " payload bytes for ",
-                                                   header.elements(), " elements"));
-  }
-  if (!std::isfinite(header.count()) || header.count() < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("chunk ", header.chunk(), ": count ", header.count(), "; expected a finite one, 0 or more"));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status ShardCore::CheckRound(const v1::ChunkHeader& header) const {
-  if (async()) return CheckLease(header);
-  if (header.round() < layout_->rounds()) return absl::OkStatus();
-  return absl::OutOfRangeError(absl::StrCat("chunk ", header.chunk(), ": a contribution to round ", header.round(),
-                                            "; job ", job_id_, " has ", layout_->rounds(), " rounds"));
-}
+// --------------------------------------------------------------------------------------------------------- rounds
 
 void ShardCore::ChunkComplete(uint64_t index, Chunk* chunk) {
   const uint64_t round = chunk->version;
@@ -545,58 +387,6 @@ void ShardCore::ApplyChunk(uint64_t index, Chunk* chunk, const v1::Verdict& verd
   }
   if (layout_->CheckpointAt(chunk->version) || ordered_.contains(chunk->version)) {
     actions_->Snapshot(chunk->shard, index, layout_->plan().timeline(), chunk->version, v1::ChunkCut());
-  }
-}
-
-absl::Status ShardCore::OnSubscribe(StreamId id, const v1::Subscribe& subscribe) {
-  ASSIGN_OR_RETURN(Stream * stream, Admit(id, subscribe.generation()));
-  if (stream->parked) return Park(stream, subscribe, subscribe.ByteSizeLong());
-  if (Fenced()) return absl::OkStatus();
-  const uint64_t chunks = layout_->table().chunks();
-  uint64_t next_chunk = 0;
-  for (const v1::Want& want : subscribe.wants()) {
-    if (want.first_chunk() >= chunks || want.chunks() > chunks - want.first_chunk()) {
-      return absl::OutOfRangeError(absl::StrCat("chunks ", want.first_chunk(), " + ", want.chunks(), " of ", chunks));
-    }
-    // So that what a frame asks for is bounded by what there is.
-    if (want.first_chunk() < next_chunk) {
-      return absl::InvalidArgumentError(absl::StrCat("a subscription to chunks from ", want.first_chunk(),
-                                                     " on after one up to ", next_chunk,
-                                                     "; each chunk once, in ascending order"));
-    }
-    next_chunk = want.first_chunk() + want.chunks();
-    for (auto it = chunks_.lower_bound(want.first_chunk());
-         it != chunks_.end() && it->first < want.first_chunk() + want.chunks(); ++it) {
-      Chunk& chunk = it->second;
-      if (async()) {
-        actions_->Answer(id, AnswerOf(it->first));
-        continue;
-      }
-      uint64_t next = want.version();
-      if (next < chunk.version) {
-        if (next + 1 < chunk.version || !chunk.has_previous) {
-          return absl::OutOfRangeError(
-              absl::StrCat("chunk ", it->first, " version ", next, " is gone; now ", chunk.version));
-        }
-        actions_->Serve(id, it->first, next++);
-      }
-      if (next == chunk.version) actions_->Serve(id, it->first, next++);
-      auto mine = std::find_if(chunk.subscribers.begin(), chunk.subscribers.end(),
-                               [&](const Subscriber& s) { return s.stream == id; });
-      if (mine == chunk.subscribers.end()) {
-        chunk.subscribers.push_back({id, next});
-      } else {
-        mine->want = next;
-      }
-    }
-  }
-  return absl::OkStatus();
-}
-
-void ShardCore::OnStreamClosed(StreamId stream) {
-  if (streams_.erase(stream) == 0) return;
-  for (auto& [index, chunk] : chunks_) {
-    std::erase_if(chunk.subscribers, [&](const Subscriber& s) { return s.stream == stream; });
   }
 }
 
