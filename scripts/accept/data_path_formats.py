@@ -7,26 +7,13 @@ of f32 in the same direction of the same job.
 
 Quality: the validation loss of the nano configuration after 1,000 rounds on two workers, against f32 of the same seed.
 """
-import os
 import re
 import subprocess
 
 from cluster import Cluster, Failed
-from runner import DATA
+from nano import nano_spec
 
 F32, BF16 = {"f32": {}}, {"bf16": {}}
-
-
-def nano_spec(workers, rounds, seed=1):
-    """The nano configuration of the one-job part."""
-    tok = os.path.abspath(os.path.join(DATA, "tok", "nanogpt_shakespeare_char_"))
-    return {"name": "nano-formats",
-            "model": {"gpt2": {"layers": 4, "heads": 4, "width": 128, "context": 64, "vocabulary": 65, "scaled_residual_init": False}},
-            "data": {"tokens": {"path": tok + "train.bin", "validation_path": tok + "val.bin"}},
-            "train": {"rounds": rounds, "batch": 12, "seed": seed, "eval_every": rounds},
-            "optimizer": {"adamw": {"learning_rate": 1e-3, "beta2": 0.99, "weight_decay": 0.1}, "clip_norm": 1.0,
-                          "schedule": {"cosine": {"warmup_rounds": min(100, rounds), "final": 1e-4}}},
-            "parallel": {"data": workers}, "checkpoint": {"every_rounds": rounds}}
 
 
 def socket_bytes(port):

@@ -13,6 +13,7 @@ import numpy as np
 import tensors
 from cluster import BIN, Cluster
 from golden import Golden, losses
+from nano import nano_spec
 from runner import DATA, OPENMP_BLAS, PYTHON, SHARED, program, run_parts
 
 
@@ -126,17 +127,6 @@ def part_kill(report, folder, quick):
 
 
 # ------------------------------------------------------------------------------------------------------ quality
-def nano_spec(workers, rounds=2000, seed=1, every=0):
-    tok = os.path.join(DATA, "tok", "nanogpt_shakespeare_char_")
-    return {"name": "nano", "model": {"gpt2": {"layers": 4, "heads": 4, "width": 128, "context": 64, "vocabulary": 65,
-                               "scaled_residual_init": False}},  # as the reference
-            "data": {"tokens": {"path": os.path.abspath(tok + "train.bin"), "validation_path": os.path.abspath(tok + "val.bin")}},
-            "train": {"rounds": rounds, "batch": 12, "seed": seed, "eval_every": rounds},
-            "optimizer": {"adamw": {"learning_rate": 1e-3, "beta2": 0.99, "weight_decay": 0.1}, "clip_norm": 1.0,
-                          "schedule": {"cosine": {"warmup_rounds": 100, "final": 1e-4}}},
-            "parallel": {"data": workers}, "checkpoint": {"every_rounds": every or rounds}}
-
-
 def part_nano(report, folder, quick):
     if quick:
         with Cluster(servers=2, workers=2) as c:
@@ -268,14 +258,15 @@ def part_bench(report, quick):
             path["cpu_s_per_gb_worker"], path["cpu_s_per_gb_server"]), noisy)
 
 
-sys.exit(run_parts([
-    ("arithmetic", False, lambda report, folder, quick: part_arithmetic(report)),
-    ("golden", True, lambda report, folder, quick: part_golden(report, folder)),
-    ("resume", True, part_resume),
-    ("kill", True, part_kill),
-    ("export", True, lambda report, folder, quick: part_export(report, folder)),
-    ("simulation", False, lambda report, folder, quick: part_simulation(report, quick)),
-    ("fashion", False, part_fashion),
-    ("nano", True, part_nano),
-    ("bench", False, lambda report, folder, quick: part_bench(report, quick)),
-    ("large", False, lambda report, folder, quick: quick or part_large(report, folder))]))
+if __name__ == "__main__":
+    sys.exit(run_parts([
+        ("arithmetic", False, lambda report, folder, quick: part_arithmetic(report)),
+        ("golden", True, lambda report, folder, quick: part_golden(report, folder)),
+        ("resume", True, part_resume),
+        ("kill", True, part_kill),
+        ("export", True, lambda report, folder, quick: part_export(report, folder)),
+        ("simulation", False, lambda report, folder, quick: part_simulation(report, quick)),
+        ("fashion", False, part_fashion),
+        ("nano", True, part_nano),
+        ("bench", False, lambda report, folder, quick: part_bench(report, quick)),
+        ("large", False, lambda report, folder, quick: quick or part_large(report, folder))]))
