@@ -15,6 +15,7 @@
 
 #include "absl/strings/match.h"
 #include "spdlog/sinks/base_sink.h"
+#include "spdlog/spdlog.h"
 #include "tests/server/node_rig.h"
 
 namespace sluice {
