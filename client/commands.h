@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "client/args.h"
 #include "client/interrupt.h"
 #include "client/progress.h"
 #include "client/rpc.h"
+#include "common/args.h"
 
 namespace sluice {
 

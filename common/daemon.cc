@@ -2,16 +2,13 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
+#include <cstdio>
 #include <string>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
-#include "absl/flags/usage.h"
-#include "absl/flags/usage_config.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "common/local_address.h"
@@ -19,16 +16,6 @@
 #include "common/rpc.h"
 #include "common/status_macros.h"
 #include "common/version.h"
-
-ABSL_FLAG(std::string, listen, "127.0.0.1",
-          "HOST[:PORT] to listen at; without PORT: 7700 (scheduler) or any free one (others); PORT 0: any free one");
-ABSL_FLAG(
-    std::string, advertise, "",
-    "HOST[:PORT] that others reach this daemon by; default: as --listen, and for 0.0.0.0 or [::] the address of the "
-    "interface that routes to the scheduler");
-ABSL_FLAG(std::string, port_file, "", "write the port here once the daemon is ready");
-ABSL_FLAG(bool, insecure, false, "allow listening beyond loopback without TLS");
-ABSL_FLAG(std::string, log_level, "info", "debug, info, warn or error");
 
 namespace sluice {
 namespace {
@@ -50,48 +37,62 @@ absl::Status& EndStatus() {
 
 }  // namespace
 
-int RunDaemon(int argc, char** argv, const char* usage, const std::function<absl::Status()>& run) {
+int RunDaemon(int argc, char** argv, const std::string& name, const std::string& summary, std::vector<Flag> flags,
+              const std::function<absl::Status(const Args&)>& run) {
   TuneMalloc();
   // Blocked before any other thread exists: only WaitForEnd takes them.
   const sigset_t set = EndSignals();
   pthread_sigmask(SIG_BLOCK, &set, nullptr);
   signal(SIGPIPE, SIG_IGN);
-  // --help: the daemon's own flags and those of this file, not every flag of every library.
-  absl::FlagsUsageConfig config;
-  config.contains_help_flags = config.contains_helpshort_flags = [](absl::string_view file) {
-    return absl::EndsWith(file, "/main.cc") || absl::EndsWith(file, "common/daemon.cc");
-  };
-  config.version_string = [] { return absl::StrCat("sluice ", kVersion, " (protocol ", kProtocolVersion, ")\n"); };
-  absl::SetFlagsUsageConfig(config);
-  absl::SetProgramUsageMessage(usage);
-  const std::vector<char*> rest = absl::ParseCommandLine(argc, argv);
-  if (rest.size() > 1) {
-    LOG_ERROR("unexpected argument \"{}\"; only flags are taken, --help lists them", rest[1]);
+  flags.insert(
+      flags.end(),
+      {{"listen", FlagKind::kString, "HOST[:PORT]",
+        "where to listen (127.0.0.1); without PORT: 7700 (scheduler) or any free one (others); PORT 0: any free one"},
+       {"advertise", FlagKind::kString, "HOST[:PORT]",
+        "where others reach it; default: as --listen, and for 0.0.0.0 or [::] the address of the interface that "
+        "routes to the scheduler"},
+       {"port_file", FlagKind::kString, "FILE", "write the port there once the daemon is ready"},
+       {"insecure", FlagKind::kBool, "", "allow listening beyond loopback without TLS"},
+       {"log_level", FlagKind::kString, "LEVEL", "debug, info (default), warn or error"},
+       {"help", FlagKind::kBool, "", "print this and end"},
+       {"version", FlagKind::kBool, "", "print the version and end"}});
+  const Command command{
+      .name = name, .arguments = "", .summary = summary, .details = "", .flags = std::move(flags), .program = true};
+  const auto args = ParseArgs(command, std::vector<std::string>(argv + std::min(argc, 1), argv + argc));
+  if (!args.ok()) {
+    LOG_ERROR("{}", std::string(args.status().message()));
     return 2;
   }
-  const absl::Status status = run();
+  if (args->Bool("help") || args->Bool("version")) {
+    const std::string text = args->Bool("help")
+                                 ? CommandHelp(command)
+                                 : absl::StrCat("sluice ", kVersion, " (protocol ", kProtocolVersion, ")\n");
+    std::fputs(text.c_str(), stdout);
+    return 0;
+  }
+  const absl::Status status = run(*args);
   if (status.ok()) return 0;
   LOG_ERROR("{}", status.ToString());
   return absl::IsInvalidArgument(status) ? 2 : 1;
 }
 
-void InitDaemonLog(const std::string& name) { InitLog(name, absl::GetFlag(FLAGS_log_level)); }
+void InitDaemonLog(const Args& args, const std::string& name) { InitLog(name, args.String("log_level", "info")); }
 
-absl::StatusOr<GrpcServerOptions> ListenOptions(int default_port, const HostPort* scheduler) {
+absl::StatusOr<GrpcServerOptions> ListenOptions(const Args& args, int default_port, const HostPort* scheduler) {
   GrpcServerOptions options;
-  ASSIGN_OR_RETURN(options.listen, ParseHostPort(absl::GetFlag(FLAGS_listen), default_port));
-  if (const std::string advertise = absl::GetFlag(FLAGS_advertise); !advertise.empty()) {
+  ASSIGN_OR_RETURN(options.listen, ParseHostPort(args.String("listen", "127.0.0.1"), default_port));
+  if (const std::string advertise = args.String("advertise"); !advertise.empty()) {
     ASSIGN_OR_RETURN(options.advertise, ParseHostPort(advertise, 0));
   }
-  options.insecure = absl::GetFlag(FLAGS_insecure);
+  options.insecure = args.Bool("insecure");
   if (scheduler != nullptr) {
     ASSIGN_OR_RETURN(options.advertise, ChooseAdvertised(options.listen, options.advertise, *scheduler));
   }
   return options;
 }
 
-absl::Status AnnouncePort(const GrpcServer& server) {
-  const std::string file = absl::GetFlag(FLAGS_port_file);
+absl::Status AnnouncePort(const Args& args, const GrpcServer& server) {
+  const std::string file = args.String("port_file");
   return file.empty() ? absl::OkStatus() : WritePortFile(file, server.port());
 }
 

@@ -1,4 +1,4 @@
-#include "client/args.h"
+#include "common/args.h"
 
 #include <gtest/gtest.h>
 

@@ -1,7 +1,7 @@
-// The command line as data: commands with typed flags, parsed and checked in one place; the help text comes from the
-// same tables. Pure.
-#ifndef SLUICE_CLIENT_ARGS_H_
-#define SLUICE_CLIENT_ARGS_H_
+// Command lines as data: commands of `sluice`, and daemons, with typed flags, parsed and checked in one place; the help
+// text comes from the same tables. Pure.
+#ifndef SLUICE_COMMON_ARGS_H_
+#define SLUICE_COMMON_ARGS_H_
 
 #include <cstdint>
 #include <map>
@@ -18,7 +18,8 @@ enum class FlagKind { kBool, kString, kInteger, kNumber };
 struct Flag {
   std::string name;  // without dashes; '-' and '_' are the same on the command line
   FlagKind kind = FlagKind::kString;
-  std::string value;  // what the help calls the value: "HOST:PORT"; empty with kBool
+  std::string
+      value;  // what the help calls the value: "HOST:PORT"; empty with kBool (--flag, --flag=true, --flag=false)
   std::string help;
   char letter = 0;        // -f
   bool repeated = false;  // may be given several times
@@ -33,6 +34,7 @@ struct Command {
   std::string details;    // further paragraphs of `sluice help NAME`
   std::vector<Flag> flags;
   size_t min_arguments = 0, max_arguments = 0;
+  bool program = false;  // one of its own, called `name`, and not a command of `sluice`
 };
 
 // A command line that was found right. Asking for a flag that the command does not have is our own bug (CHECK).
@@ -45,7 +47,7 @@ class Args {
   }
 
   bool Has(const std::string& flag) const;
-  bool Bool(const std::string& flag) const { return Has(flag); }
+  bool Bool(const std::string& flag, bool otherwise = false) const;
   std::string String(const std::string& flag, std::string otherwise = "") const;
   int64_t Integer(const std::string& flag, int64_t otherwise) const;
   double Number(const std::string& flag, double otherwise) const;
@@ -53,6 +55,8 @@ class Args {
 
  private:
   friend absl::StatusOr<Args> ParseArgs(const std::vector<Command>&, const std::vector<std::string>&);
+  friend absl::StatusOr<Args> ParseArgs(const Command&, const std::vector<std::string>&);
+  absl::Status Take(const std::vector<std::string>& words, size_t command_at);
   const Command* command_ = nullptr;
   std::vector<std::string> arguments_;
   std::map<std::string, std::vector<std::string>> flags_;
@@ -62,6 +66,8 @@ class Args {
 // anywhere (before the command too), as --flag=value or --flag value; "--" ends them; a lone "-" is an argument.
 // INVALID_ARGUMENT says what is wrong, with the nearest known name. `commands` must outlive the result.
 absl::StatusOr<Args> ParseArgs(const std::vector<Command>& commands, const std::vector<std::string>& words);
+// Of a program, or a command whose name is not among `words`. `command` must outlive the result.
+absl::StatusOr<Args> ParseArgs(const Command& command, const std::vector<std::string>& words);
 
 std::string OverviewHelp(const std::vector<Command>& commands);
 std::string CommandHelp(const Command& command);
@@ -74,4 +80,4 @@ std::string ShellQuote(const std::string& word);
 
 }  // namespace sluice
 
-#endif  // SLUICE_CLIENT_ARGS_H_
+#endif  // SLUICE_COMMON_ARGS_H_

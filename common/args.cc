@@ -1,4 +1,4 @@
-#include "client/args.h"
+#include "common/args.h"
 
 #include <algorithm>
 #include <cmath>
@@ -30,6 +30,13 @@ const Flag* FindLetter(const Command& command, char letter) {
     if (flag.letter == letter) return &flag;
   }
   return nullptr;
+}
+
+// How the user called it, and where more is said.
+std::string Title(const Command& command) { return command.program ? command.name : "sluice " + command.name; }
+std::string HelpLine(const Command& command) {
+  return command.program ? absl::StrCat("`", command.name, " --help`")
+                         : absl::StrCat("`sluice help ", command.name, "`");
 }
 
 std::string DidYouMean(const std::string& nearest, const std::string& prefix) {
@@ -67,7 +74,12 @@ absl::StatusOr<const Command*> FindCommand(const std::vector<Command>& commands,
 }
 
 absl::Status CheckValue(const Flag& flag, const std::string& value) {
-  if (flag.kind == FlagKind::kString || flag.kind == FlagKind::kBool) return absl::OkStatus();
+  if (flag.kind == FlagKind::kString) return absl::OkStatus();
+  if (flag.kind == FlagKind::kBool) {
+    if (value == "true" || value == "false") return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat("--", flag.name, " takes no value but true and false, found '", value, "'"));
+  }
   double number = 0;
   int64_t integer = 0;
   const bool parsed = flag.kind == FlagKind::kInteger ? absl::SimpleAtoi(value, &integer)
@@ -86,6 +98,10 @@ absl::Status CheckValue(const Flag& flag, const std::string& value) {
 bool Args::Has(const std::string& flag) const {
   CHECK(FindFlag(*command_, flag) != nullptr, "{} has no flag --{}", command_->name, flag);
   return flags_.count(flag) > 0;
+}
+
+bool Args::Bool(const std::string& flag, bool otherwise) const {
+  return Has(flag) ? flags_.at(flag).back() == "true" : otherwise;
 }
 
 std::string Args::String(const std::string& flag, std::string otherwise) const {
@@ -112,13 +128,26 @@ absl::StatusOr<Args> ParseArgs(const std::vector<Command>& commands, const std::
   Args args;
   size_t command_at = 0;
   ASSIGN_OR_RETURN(args.command_, FindCommand(commands, words, &command_at));
-  const Command& command = *args.command_;
+  RETURN_IF_ERROR(args.Take(words, command_at));
+  return args;
+}
+
+absl::StatusOr<Args> ParseArgs(const Command& command, const std::vector<std::string>& words) {
+  Args args;
+  args.command_ = &command;
+  RETURN_IF_ERROR(args.Take(words, words.size()));
+  return args;
+}
+
+// `command_at`: the word that is the command's name.
+absl::Status Args::Take(const std::vector<std::string>& words, size_t command_at) {
+  const Command& command = *command_;
   bool flags_ended = false;
   for (size_t i = 0; i < words.size(); ++i) {
     const std::string& word = words[i];
     if (i == command_at) continue;
     if (flags_ended || word.size() < 2 || word[0] != '-') {
-      args.arguments_.push_back(word);
+      arguments_.push_back(word);
       continue;
     }
     if (word == "--") {
@@ -135,23 +164,21 @@ absl::StatusOr<Args> ParseArgs(const std::vector<Command>& commands, const std::
       if (flag == nullptr) {
         std::vector<std::string> names;
         for (const Flag& f : command.flags) names.push_back(f.name);
-        return absl::InvalidArgumentError(absl::StrCat("sluice ", command.name, " has no flag --", name,
-                                                       DidYouMean(NearestName(name, names), "--"), "; `sluice help ",
-                                                       command.name, "` lists them"));
+        return absl::InvalidArgumentError(absl::StrCat(Title(command), " has no flag --", name,
+                                                       DidYouMean(NearestName(name, names), "--"), "; ",
+                                                       HelpLine(command), " lists them"));
       }
       has_value = equals != std::string::npos;
       if (has_value) value = word.substr(equals + 1);
     } else {
       flag = word.size() == 2 ? FindLetter(command, word[1]) : nullptr;
       if (flag == nullptr) {
-        return absl::InvalidArgumentError(absl::StrCat("sluice ", command.name, " has no flag ", word,
-                                                       "; `sluice help ", command.name, "` lists them"));
+        return absl::InvalidArgumentError(
+            absl::StrCat(Title(command), " has no flag ", word, "; ", HelpLine(command), " lists them"));
       }
     }
     if (flag->kind == FlagKind::kBool) {
-      if (has_value && value != "true") {
-        return absl::InvalidArgumentError(absl::StrCat("--", flag->name, " takes no value, found '", value, "'"));
-      }
+      if (!has_value) value = "true";
     } else if (!has_value) {
       if (i + 1 >= words.size()) {
         return absl::InvalidArgumentError(absl::StrCat("--", flag->name, " needs a value: ", flag->value));
@@ -162,22 +189,22 @@ absl::StatusOr<Args> ParseArgs(const std::vector<Command>& commands, const std::
       }
     }
     RETURN_IF_ERROR(CheckValue(*flag, value));
-    std::vector<std::string>& values = args.flags_[flag->name];
+    std::vector<std::string>& values = flags_[flag->name];
     if (!values.empty() && !flag->repeated && flag->kind != FlagKind::kBool) {
       return absl::InvalidArgumentError(absl::StrCat("--", flag->name, " is given twice"));
     }
     values.push_back(value);
   }
-  if (args.arguments_.size() < command.min_arguments) {
-    return absl::InvalidArgumentError(absl::StrCat("usage: sluice ", command.name, " ", command.arguments,
-                                                   "; `sluice help ", command.name, "` says more"));
+  if (arguments_.size() < command.min_arguments) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("usage: ", Title(command), " ", command.arguments, "; ", HelpLine(command), " says more"));
   }
-  if (args.arguments_.size() > command.max_arguments) {
-    return absl::InvalidArgumentError(absl::StrCat("unexpected argument '", args.arguments_[command.max_arguments],
-                                                   "'; usage: sluice ", command.name,
-                                                   command.arguments.empty() ? "" : " ", command.arguments));
+  if (arguments_.size() > command.max_arguments) {
+    return absl::InvalidArgumentError(absl::StrCat("unexpected argument '", arguments_[command.max_arguments],
+                                                   "'; usage: ", Title(command), command.arguments.empty() ? "" : " ",
+                                                   command.arguments));
   }
-  return args;
+  return absl::OkStatus();
 }
 
 std::string OverviewHelp(const std::vector<Command>& commands) {
@@ -199,9 +226,8 @@ std::string OverviewHelp(const std::vector<Command>& commands) {
 }
 
 std::string CommandHelp(const Command& command) {
-  std::string text =
-      absl::StrCat("usage: sluice ", command.name, command.arguments.empty() ? "" : " ", command.arguments,
-                   command.flags.empty() ? "" : " [FLAGS]", "\n\n", command.summary, "\n");
+  std::string text = absl::StrCat("usage: ", Title(command), command.arguments.empty() ? "" : " ", command.arguments,
+                                  command.flags.empty() ? "" : " [FLAGS]", "\n\n", command.summary, "\n");
   if (!command.details.empty()) absl::StrAppend(&text, "\n", command.details, "\n");
   if (command.flags.empty()) return text;
   std::vector<std::string> left;
