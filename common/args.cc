@@ -190,6 +190,7 @@ absl::Status Args::Take(const std::vector<std::string>& words, size_t command_at
     }
     RETURN_IF_ERROR(CheckValue(*flag, value));
     std::vector<std::string>& values = flags_[flag->name];
+    if (command.program && !flag->repeated) values.clear();
     if (!values.empty() && !flag->repeated && flag->kind != FlagKind::kBool) {
       return absl::InvalidArgumentError(absl::StrCat("--", flag->name, " is given twice"));
     }

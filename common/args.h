@@ -34,7 +34,9 @@ struct Command {
   std::string details;    // further paragraphs of `sluice help NAME`
   std::vector<Flag> flags;
   size_t min_arguments = 0, max_arguments = 0;
-  bool program = false;  // one of its own, called `name`, and not a command of `sluice`
+  // One of its own, called `name`, and not a command of `sluice`. Of a flag given twice the last counts: a unit's or a
+  // container's flags can be overridden behind them.
+  bool program = false;
 };
 
 // A command line that was found right. Asking for a flag that the command does not have is our own bug (CHECK).

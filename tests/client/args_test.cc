@@ -2,6 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <string>
+#include <utility>
+#include <vector>
+
 #include "client/commands.h"
 
 namespace sluice {
@@ -55,6 +59,33 @@ TEST(Args, FlagsInEveryForm) {
   EXPECT_EQ(args.Number("rate", 1), 0.5);
   EXPECT_EQ(args.String("data_root"), "/d");
   EXPECT_EQ(args.argument(1, "none"), "none");
+}
+
+TEST(Args, ProgramsHaveNoCommandAndTakeTheLastOfAFlag) {
+  const Command program{.name = "sluice-test",
+                        .summary = "tests",
+                        .flags = {{"listen", FlagKind::kString, "HOST", "where"},
+                                  {"shared_memory", FlagKind::kBool, "", "whether"},
+                                  {"threads", FlagKind::kInteger, "N", "how many", 0, false, 0, 9}},
+                        .program = true};
+  auto args = ParseArgs(program, {"--listen=a", "--threads", "3", "--shared_memory=false", "--listen=b"});
+  ASSERT_TRUE(args.ok()) << args.status();
+  EXPECT_EQ(args->String("listen"), "b");
+  EXPECT_EQ(args->Integer("threads", 0), 3);
+  EXPECT_FALSE(args->Bool("shared_memory", true));
+  args = ParseArgs(program, {"--shared_memory=false", "--shared-memory"});
+  ASSERT_TRUE(args.ok()) << args.status();
+  EXPECT_TRUE(args->Bool("shared_memory"));
+  EXPECT_TRUE(ParseArgs(program, {})->Bool("shared_memory", true));
+  for (const auto& [word, message] : std::vector<std::pair<std::string, std::string>>{
+           {"--listn=a", "sluice-test has no flag --listn; did you mean --listen?; `sluice-test --help` lists them"},
+           {"--threads=10", "--threads: a whole number from 0 to 9 expected, found '10'"},
+           {"--shared_memory=no", "--shared_memory takes no value but true and false, found 'no'"},
+           {"--listen", "--listen needs a value: HOST"},
+           {"word", "unexpected argument 'word'; usage: sluice-test"}}) {
+    EXPECT_EQ(ParseArgs(program, {word}).status().message(), message);
+  }
+  EXPECT_TRUE(Has(CommandHelp(program), "usage: sluice-test [FLAGS]"));
 }
 
 TEST(Args, FlagsBeforeTheCommandAndDefaults) {
