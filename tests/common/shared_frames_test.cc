@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -76,6 +77,7 @@ TEST(SharedMemoryTest, AnotherProcessReadsAndCannotWrite) {
   if (child == 0) {
     const auto mapped = MappedRegion::Open(region->description());
     if (!mapped.ok() || std::memcmp((*mapped)->At(offset, 6), "parent", 6) != 0) _exit(1);
+    signal(SIGSEGV, SIG_DFL);  // a sanitizer has a handler of its own
     // A write ends the process.
     *const_cast<char*>(static_cast<const char*>((*mapped)->At(offset, 1))) = 'c';
     _exit(2);
