@@ -55,8 +55,12 @@ void Run(uint8_t flags, const uint8_t* data, size_t size) {
                                                           .to_scheduler = [](const v1::NodeMessage&) {}});
   const bool parked = (flags & 1) != 0;
   if (!parked) job->OnPlan(layout);
-  CHECK(job->AddStream(1, std::make_shared<Nowhere>(plan.async), FuzzHello(*layout, 0)).ok());
-  CHECK(job->AddStream(2, std::make_shared<Nowhere>(plan.async), FuzzHello(*layout, 1)).ok());
+  CHECK(
+      job->AddStream(1, std::make_shared<Nowhere>(plan.async), std::make_shared<SharedFrames>(), FuzzHello(*layout, 0))
+          .ok());
+  CHECK(
+      job->AddStream(2, std::make_shared<Nowhere>(plan.async), std::make_shared<SharedFrames>(), FuzzHello(*layout, 1))
+          .ok());
   ParsedFrame subscribe;  // the other worker hears of every version
   subscribe.control.mutable_subscribe()->set_generation(1);
   subscribe.control.mutable_subscribe()->add_wants()->set_chunks(layout->table().chunks());
