@@ -1,5 +1,5 @@
 // One parameter server as an object: holds the session with the scheduler and shards of any number of jobs. Many may
-// live in one process; only main.cc knows flags and signals.
+// live in one process; only daemon.cc knows flags and signals.
 //
 //   session: Plan, Fence, CheckpointOrder, EndJob -> ServerJob (server_job.h)
 //   parameter_acceptor(): workers' streams, hello first -> the job's ServerJob

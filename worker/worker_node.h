@@ -1,5 +1,5 @@
 // One worker daemon as an object: holds the session with the scheduler, takes one assignment at a time and runs its
-// train loop. Many may live in one process; only main.cc knows flags and signals.
+// train loop. Many may live in one process; only daemon.cc knows flags and signals.
 //
 //   session thread                      train thread (one for the node's life)
 //   Plan for a new job  ------------->  open data set and model, then rounds until the job ends, then free all of it
