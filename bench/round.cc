@@ -10,12 +10,13 @@
 //
 // With --gpt: what of a real job's round is communication that computing does not hide. GPT-2 with 4 layers, 256 wide,
 // 8 heads, context 128 (3.3 million parameters), AdamW, workers of one thread each with 8 x 128 tokens a round; 2
-// workers and 2 servers, then 1 and 1. `exposed` = 1 - (round time with pushes and pulls cut out) / (round time),
-// medians: cut out means the same train loop, model, data and number of worker processes without servers, each round
-// given out at once, gradients going nowhere (RoundsAlone in round_nodes.cc). Runs with and without are taken in turns.
-// On a machine with fewer cores than processes the servers' own work takes cores from the workers: it is in `exposed`.
-// `CPU share` is what of all CPU seconds the cut-out run does not need: with busy cores, no overlap can bring `exposed`
-// below it. `workers' clocks` are what the job's history tells (docs/performance.md).
+// workers and 2 servers, then 1 and 1, over TCP and with payloads in shared memory. `exposed` = 1 - (round time with
+// pushes and pulls cut out) / (round time), medians: cut out means the same train loop, model, data and number of
+// worker processes without servers, each round given out at once, gradients going nowhere (RoundsAlone in
+// round_nodes.cc). Runs with and without are taken in turns. On a machine with fewer cores than processes the servers'
+// own work takes cores from the workers: it is in `exposed`. `CPU share` is what of all CPU seconds the cut-out run
+// does not need: with busy cores, no overlap can bring `exposed` below it. `workers' clocks` are what the job's history
+// tells (docs/performance.md).
 //
 // Exit code 1: something failed.
 #include <algorithm>
@@ -31,6 +32,7 @@
 #include "absl/strings/str_split.h"
 #include "bench/measure.h"
 #include "bench/round_nodes.h"
+#include "common/log.h"
 #include "common/rpc.h"
 #include "common/status_macros.h"
 #include "nlohmann/json.hpp"
@@ -130,6 +132,49 @@ void Add(RoundResult* all, const RoundResult& run, double part) {
   }
 }
 
+// One way of carrying payloads, both disciplines: a job's runs, and its part of the row.
+struct GptRuns {
+  const char* key;
+  const char* name;
+  bool shared_memory;
+  RoundResult verdict = {}, stream = {};
+
+  absl::Status Run(RoundJob job, double part) {
+    job.shared_memory = shared_memory;
+    for (const bool by_verdict : {true, false}) {
+      job.verdict = by_verdict;
+      ASSIGN_OR_RETURN(const RoundResult r, RunRounds(job, /*alone=*/false));
+      Add(by_verdict ? &verdict : &stream, r, part);
+    }
+    return absl::OkStatus();
+  }
+
+  json Row(const RoundResult& r, const RoundResult& alone, const std::string& label, bool text) const {
+    const Quartiles q = QuartilesOf(r.seconds);
+    const double all = r.compute + r.exposed + r.others + r.verdict;
+    const double exposed = 1 - QuartilesOf(alone.seconds).median / q.median;
+    // What the wall would be if every core were busy all the time with what the processes do.
+    const double cpu = 1 - alone.worker_cpu / (r.worker_cpu + r.server_cpu);
+    json row = {{"round_s", q.median},
+                {"round_s_q1", q.low},
+                {"round_s_q3", q.high},
+                {"exposed", exposed},
+                {"cpu_share", cpu},
+                {"worker_cpu_s", r.worker_cpu},
+                {"server_cpu_s", r.server_cpu},
+                {"clocks_exposed", all > 0 ? (r.exposed + r.verdict) / all : 0},
+                {"clocks_add_up_to", all / q.median}};
+    row.update(Shares(r));
+    if (text) {
+      std::printf("| %s, %s | %s (%s-%s) | %.1f%% | %.1f%% | %s, %s, %s | %s + %s |\n", label.c_str(), name,
+                  Ms(q.median).c_str(), Ms(q.low).c_str(), Ms(q.high).c_str(), 100 * exposed, 100 * cpu,
+                  Share(r.exposed, all).c_str(), Share(r.others, all).c_str(), Share(r.verdict, all).c_str(),
+                  Ms(r.worker_cpu).c_str(), Ms(r.server_cpu).c_str());
+    }
+    return row;
+  }
+};
+
 absl::StatusOr<json> GptOn(uint32_t workers, uint32_t servers, bool text) {
   RoundJob job;
   job.gpt = true;
@@ -137,16 +182,12 @@ absl::StatusOr<json> GptOn(uint32_t workers, uint32_t servers, bool text) {
   job.servers = servers;
   job.rounds = static_cast<uint64_t>(absl::GetFlag(FLAGS_rounds));
   const int repeats = absl::GetFlag(FLAGS_repeats);
-  RoundResult alone, verdict, stream;
+  RoundResult alone;
+  GptRuns ways[] = {{"tcp", "TCP", false}, {"shared_memory", "shared memory", true}};
   for (int i = 0; i < repeats; ++i) {
-    job.verdict = true;
     ASSIGN_OR_RETURN(const RoundResult a, RunRounds(job, /*alone=*/true));
-    ASSIGN_OR_RETURN(const RoundResult v, RunRounds(job, /*alone=*/false));
-    job.verdict = false;
-    ASSIGN_OR_RETURN(const RoundResult s, RunRounds(job, /*alone=*/false));
     Add(&alone, a, 1.0 / repeats);
-    Add(&verdict, v, 1.0 / repeats);
-    Add(&stream, s, 1.0 / repeats);
+    for (GptRuns& way : ways) RETURN_IF_ERROR(way.Run(job, 1.0 / repeats));
   }
   const Quartiles without = QuartilesOf(alone.seconds);
   json out = {{"workers", workers},        {"servers", servers},         {"alone_s", without.median},
@@ -156,29 +197,14 @@ absl::StatusOr<json> GptOn(uint32_t workers, uint32_t servers, bool text) {
                 Ms(without.median).c_str(), Ms(without.low).c_str(), Ms(without.high).c_str(),
                 Ms(alone.worker_cpu).c_str());
   }
-  const std::pair<const char*, const RoundResult*> kinds[] = {{"VERDICT", &verdict}, {"STREAM", &stream}};
-  for (const auto& [name, r] : kinds) {
-    const Quartiles q = QuartilesOf(r->seconds);
-    const double all = r->compute + r->exposed + r->others + r->verdict, exposed = 1 - without.median / q.median;
-    // What the wall would be if every core were busy all the time with what the processes do.
-    const double cpu = 1 - alone.worker_cpu / (r->worker_cpu + r->server_cpu);
-    out[name] = {{"round_s", q.median},
-                 {"round_s_q1", q.low},
-                 {"round_s_q3", q.high},
-                 {"exposed", exposed},
-                 {"cpu_share", cpu},
-                 {"worker_cpu_s", r->worker_cpu},
-                 {"server_cpu_s", r->server_cpu},
-                 {"clocks_exposed", all > 0 ? (r->exposed + r->verdict) / all : 0},
-                 {"clocks_add_up_to", all / q.median}};
-    out[name].update(Shares(*r));
-    if (!text) continue;
-    std::printf("| %ux%u %s | %s (%s-%s) | %.1f%% | %.1f%% | %s, %s, %s | %s + %s |\n", workers, servers, name,
-                Ms(q.median).c_str(), Ms(q.low).c_str(), Ms(q.high).c_str(), 100 * exposed, 100 * cpu,
-                Share(r->exposed, all).c_str(), Share(r->others, all).c_str(), Share(r->verdict, all).c_str(),
-                Ms(r->worker_cpu).c_str(), Ms(r->server_cpu).c_str());
-    std::fflush(stdout);
+  for (const GptRuns& way : ways) {
+    for (const bool by_verdict : {true, false}) {
+      const char* discipline = by_verdict ? "VERDICT" : "STREAM";
+      out[way.key][discipline] = way.Row(by_verdict ? way.verdict : way.stream, alone,
+                                         absl::StrFormat("%ux%u %s", workers, servers, discipline), text);
+    }
   }
+  std::fflush(stdout);
   return out;
 }
 
@@ -188,7 +214,8 @@ absl::Status Gpt() {
     std::printf("%s, %s; %d runs of %d rounds each\n\n", DateAndMachine().c_str(), PriorityName().c_str(),
                 absl::GetFlag(FLAGS_repeats), absl::GetFlag(FLAGS_rounds));
     std::printf(
-        "| small GPT, workers x servers | round, ms (quartiles) | exposed | CPU share | workers' clocks: exposed, "
+        "| small GPT, workers x servers, payloads | round, ms (quartiles) | exposed | CPU share | workers' clocks: "
+        "exposed, "
         "others, verdict | CPU ms, workers + servers |\n|---|---|---|---|---|---|\n");
   }
   json rows = json::array();
@@ -213,6 +240,7 @@ int Main() {
     return 2;
   }
   TuneMalloc();  // as daemons do
+  InitLog("bench", "warn");
   const absl::Status status = absl::GetFlag(FLAGS_gpt) ? Gpt() : Synthetic();
   if (!status.ok()) std::fprintf(stderr, "bench_round: %s\n", std::string(status.message()).c_str());
   return status.ok() ? 0 : absl::IsInvalidArgument(status) ? 2 : 1;

@@ -22,7 +22,8 @@ struct RoundJob {
   uint32_t mib = 4;  // synthetic: of float32, 262144 parameters each
   bool verdict = true;
   uint32_t workers = 1, servers = 1;
-  uint64_t rounds = 20;  // measured; a few more warm up
+  bool shared_memory = false;  // payloads between workers and servers lie there; else all bytes pass TCP
+  uint64_t rounds = 20;        // measured; a few more warm up
 };
 
 v1::NodeId RoundNode(const char* role, uint32_t number);

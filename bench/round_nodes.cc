@@ -165,6 +165,7 @@ absl::Status Serve(const RoundJob& job, uint32_t number, const Pipes& pipes) {
   options.address = listener->address();
   options.scheduler = scheduler->address();
   options.lanes = 1;
+  options.shared_memory = job.shared_memory;
   options.transport = &transport;
   options.on_refused = [](const absl::Status& status) { LOG_ERROR("refused: {}", status.ToString()); };
   std::unique_ptr<ServerNode> node = ServerNode::Start(options);
@@ -188,6 +189,7 @@ absl::Status WorkTogether(const RoundJob& job, uint32_t number, const Pipes& pip
   options.node = RoundNode("worker", number);
   options.transport = &transport;
   options.clock = &clock;
+  options.shared_memory = job.shared_memory;
   options.send = [](const v1::NodeMessage& message) { LOG_ERROR("the worker says: {}", message.ShortDebugString()); };
   options.open_dataset = [&job](const v1::JobSpec&) { return MakeRoundData(job); };
   options.make_model = [&](const v1::ModelSpec& spec) { return MakeRoundModel(job, spec, backend.get()); };
