@@ -14,14 +14,14 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "common/buffer_pool.h"
 #include "common/checkpoint.h"
 #include "common/gpt2_folder.h"
 #include "common/layout.h"
 #include "common/optimizer.h"
 #include "common/shared_memory.h"
-#include "server/buffer_pool.h"
+#include "common/sum_tree.h"
 #include "server/shard_core.h"
-#include "server/sum_tree.h"
 
 namespace sluice {
 

@@ -1,8 +1,8 @@
 // Buffers of float32 in mappings of their own, or in a region that other processes read: handed out ref-counted, taken
 // back when the last holder lets go, unmapped with the pool. A transport that still sends from a buffer keeps it (and
 // the pool's mappings) alive.
-#ifndef SLUICE_SERVER_BUFFER_POOL_H_
-#define SLUICE_SERVER_BUFFER_POOL_H_
+#ifndef SLUICE_COMMON_BUFFER_POOL_H_
+#define SLUICE_COMMON_BUFFER_POOL_H_
 
 #include <cstddef>
 #include <memory>
@@ -47,4 +47,4 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
 
 }  // namespace sluice
 
-#endif  // SLUICE_SERVER_BUFFER_POOL_H_
+#endif  // SLUICE_COMMON_BUFFER_POOL_H_

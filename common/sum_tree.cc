@@ -1,4 +1,4 @@
-#include "server/sum_tree.h"
+#include "common/sum_tree.h"
 
 #include <algorithm>
 #include <utility>

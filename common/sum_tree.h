@@ -5,15 +5,15 @@
 //
 // Nothing is copied on the way: the first of two neighbours waits as borrowed slices, both are read in place when the
 // second has come, and a lone contribution is the sum as it came.
-#ifndef SLUICE_SERVER_SUM_TREE_H_
-#define SLUICE_SERVER_SUM_TREE_H_
+#ifndef SLUICE_COMMON_SUM_TREE_H_
+#define SLUICE_COMMON_SUM_TREE_H_
 
 #include <cstdint>
 #include <memory>
 #include <vector>
 
+#include "common/buffer_pool.h"
 #include "common/frame.h"
-#include "server/buffer_pool.h"
 #include "sluice/v1/parameter.pb.h"
 
 namespace sluice {
@@ -78,4 +78,4 @@ class SumReader {
 
 }  // namespace sluice
 
-#endif  // SLUICE_SERVER_SUM_TREE_H_
+#endif  // SLUICE_COMMON_SUM_TREE_H_
