@@ -82,7 +82,7 @@ void ExpectedParameters::Apply(const std::vector<float>& gradient) {
   for (size_t i = 0; i < values_.size(); ++i) values_[i] -= kLearningRate * (gradient[i] * scale);
 }
 
-absl::Status ExpectedParameters::Compare(const std::vector<float>& values) const {
+absl::Status ExpectedParameters::Compare(absl::Span<const float> values) const {
   if (values.size() == values_.size() &&
       std::memcmp(values.data(), values_.data(), values.size() * sizeof(float)) == 0) {
     return absl::OkStatus();

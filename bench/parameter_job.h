@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "common/layout.h"
 
 namespace sluice {
@@ -34,7 +35,7 @@ class ExpectedParameters {
   // Moves on by one round.
   void Apply(const std::vector<float>& gradient);
   // DATA_LOSS names the first element that has other bits.
-  absl::Status Compare(const std::vector<float>& values) const;
+  absl::Status Compare(absl::Span<const float> values) const;
 
  private:
   std::vector<float> values_;

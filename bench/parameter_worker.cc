@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "bench/parameter_job.h"
+#include "common/log.h"
 #include "common/status_macros.h"
 
 namespace sluice {
@@ -22,19 +23,30 @@ PsClientOptions ClientOptions(const Layout& layout, Transport* transport, size_t
   return options;
 }
 
+std::shared_ptr<ParameterMemory> MakeParameters(const Layout& layout) {
+  auto memory = ParameterMemory::Make(layout.space().size());
+  CHECK(memory.ok(), "{}", memory.status().ToString());
+  return *std::move(memory);
+}
+
 }  // namespace
 
 BenchWorker::BenchWorker(std::shared_ptr<const Layout> layout, Transport* transport, size_t window,
                          std::shared_ptr<SharedRegion> region)
     : layout_(std::move(layout)),
       region_(std::move(region)),
-      parameters_(layout_->space().size()),
+      parameters_(MakeParameters(*layout_)),
       client_(ClientOptions(*layout_, transport, window), this) {
   const v1::Member& server = layout_->primary(0);
   client_.Open(layout_->generation(), 0, {{server.node(), server.address()}}, {region_, region_ != nullptr});
 }
 
 BenchWorker::~BenchWorker() { client_.Stop(); }
+
+absl::Span<const float> BenchWorker::parameters() const {
+  absl::MutexLock lock(&mutex_);
+  return {parameters_->window(version_), layout_->space().size()};
+}
 
 absl::Status BenchWorker::AwaitInitial() { return AwaitVersion(0); }
 
@@ -92,9 +104,11 @@ absl::Status BenchWorker::AwaitVersion(uint64_t version) {
 
 absl::Status BenchWorker::OnCommits(uint64_t, size_t, const ParsedFrame& frame) {
   const absl::Time arrived = absl::Now();
+  uint64_t version = 0;
   {
     absl::MutexLock lock(&mutex_);
     if (!first_.has_value()) first_ = arrived;
+    version = version_;
     for (const v1::ChunkHeader& header : frame.control.header()) {
       if (header.round() == version_ && header.chunk() < layout_->table().chunks() &&
           header.elements() == layout_->table().range(header.chunk()).size()) {
@@ -108,7 +122,12 @@ absl::Status BenchWorker::OnCommits(uint64_t, size_t, const ParsedFrame& frame) 
   size_t offset = 0;
   for (const v1::ChunkHeader& header : frame.control.header()) {
     const size_t bytes = header.elements() * sizeof(float);
-    frame.payload.Sub(offset, bytes).CopyTo(parameters_.data() + layout_->table().range(header.chunk()).begin);
+    const Payload payload = frame.payload.Sub(offset, bytes);
+    const Range range = layout_->table().range(header.chunk());
+    if (frame.region == nullptr || payload.contiguous() == nullptr ||
+        !parameters_->Show(version, range, frame.region, payload.contiguous())) {
+      payload.CopyTo(parameters_->Own(version, range));
+    }
     offset += bytes;
   }
   absl::MutexLock lock(&mutex_);

@@ -1,5 +1,5 @@
-// A worker's end without a model: the real PsClient, a gradient that is there already, parameters that commits are
-// copied into as a worker does.
+// A worker's end without a model: the real PsClient, a gradient that is there already, parameters that commits are put
+// in place in as a worker does.
 #ifndef SLUICE_BENCH_PARAMETER_WORKER_H_
 #define SLUICE_BENCH_PARAMETER_WORKER_H_
 
@@ -12,7 +12,9 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "common/layout.h"
+#include "worker/model/parameter_memory.h"
 #include "worker/ps_client.h"
 
 namespace sluice {
@@ -38,7 +40,7 @@ class BenchWorker : private PsClient::Events {
   absl::StatusOr<Times> Round(uint64_t round, const std::shared_ptr<const std::vector<float>>& gradient);
 
   // Between rounds.
-  const std::vector<float>& parameters() const { return parameters_; }
+  absl::Span<const float> parameters() const ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   void OnStreamUp(uint64_t generation, size_t server) override;
@@ -51,8 +53,8 @@ class BenchWorker : private PsClient::Events {
 
   const std::shared_ptr<const Layout> layout_;
   const std::shared_ptr<SharedRegion> region_;
-  std::vector<float> parameters_;  // by the stream's thread during a round
-  absl::Mutex mutex_;
+  const std::shared_ptr<ParameterMemory> parameters_;
+  mutable absl::Mutex mutex_;
   uint64_t version_ ABSL_GUARDED_BY(mutex_) = 0;   // that comes or came last
   uint64_t in_place_ ABSL_GUARDED_BY(mutex_) = 0;  // chunks at version_
   std::optional<absl::Time> first_ ABSL_GUARDED_BY(mutex_);

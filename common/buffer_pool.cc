@@ -2,12 +2,14 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <new>
 
 namespace sluice {
 namespace {
 
 constexpr size_t kSlab = 1 << 20;
+constexpr size_t kPage = 4096;
 
 }  // namespace
 
@@ -26,14 +28,17 @@ char* BufferPool::Map(size_t bytes) {
   return static_cast<char*>(p);
 }
 
-std::shared_ptr<float[]> BufferPool::Take(size_t elements) {
-  size_t bytes = (elements * sizeof(float) + 63) / 64 * 64;
-  if (bytes == 0) bytes = 64;
+std::shared_ptr<float[]> BufferPool::Take(size_t elements, const float* rather) {
+  // Readers map whole pages of a region (worker/model/parameter_memory.h).
+  const size_t unit = region_ == nullptr ? 64 : kPage;
+  const size_t bytes = std::max<size_t>((elements * sizeof(float) + unit - 1) / unit, 1) * unit;
   float* buffer = nullptr;
   {
     absl::MutexLock lock(&mutex_);
     std::vector<float*>& free = free_[bytes];
     if (!free.empty()) {
+      const auto wanted = std::find(free.rbegin(), free.rend(), rather);
+      if (wanted != free.rend()) std::swap(*wanted, free.back());
       buffer = free.back();
       free.pop_back();
     } else if (bytes >= kSlab / 4) {

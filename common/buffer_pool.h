@@ -24,8 +24,9 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
   }
   ~BufferPool();
 
-  // At least `elements` floats, 64-byte aligned, contents undefined.
-  std::shared_ptr<float[]> Take(size_t elements);
+  // At least `elements` floats, 64-byte aligned (in a region: whole pages), contents undefined. `rather`: this buffer
+  // if it is free.
+  std::shared_ptr<float[]> Take(size_t elements, const float* rather = nullptr);
 
   size_t mapped_bytes() const;
 

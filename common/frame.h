@@ -20,6 +20,8 @@
 
 namespace sluice {
 
+class MappedRegion;
+
 inline constexpr size_t kMaxFramePayload = 1 << 20;  // bytes a sender puts into one frame, unless one chunk is larger
 inline constexpr size_t kMaxFrameControl = 1 << 20;  // bytes of the control part accepted
 
@@ -82,6 +84,7 @@ class PayloadReader {
 struct ParsedFrame {
   v1::ChunkFrame control;  // without payload
   Payload payload;
+  std::shared_ptr<const MappedRegion> region;  // where all of the payload lies; null: it came in the stream
 };
 
 // INVALID_ARGUMENT says what is wrong; nothing is allocated by lengths that the message itself claims beyond its size.

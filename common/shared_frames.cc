@@ -99,6 +99,7 @@ absl::StatusOr<ParsedFrame> SharedFrames::Parse(grpc::ByteBuffer message) const 
     slices.push_back(SliceOf(at, part.bytes(), region));
   }
   frame.payload = Payload(std::move(slices));
+  frame.region = std::move(region);
   return frame;
 }
 

@@ -9,7 +9,8 @@
 // What a sender describes must keep its bytes until the receiver is done with them, and no message says when that is:
 // the protocol must. A worker's gradient is written again only when the commits of all its chunks are in place
 // (worker/round_core.h); a server's value of version v only when all contributors' pushes of round v + 1 are in, which
-// they send when they have put every chunk of v + 1 in place (so not in async, where commits stay in the stream).
+// they send when they have put every chunk of v + 1 in place (so not in async, where commits stay in the stream). A
+// worker may therefore compute from v + 1 where it lies, and nothing is copied (worker/model/parameter_memory.h).
 #ifndef SLUICE_COMMON_SHARED_FRAMES_H_
 #define SLUICE_COMMON_SHARED_FRAMES_H_
 

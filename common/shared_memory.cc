@@ -96,22 +96,35 @@ absl::StatusOr<std::shared_ptr<const MappedRegion>> MappedRegion::Open(const v1:
     return Unusable(description, "not there; do the processes see each other's PIDs?");
   }
   void* const base = mmap(nullptr, description.bytes(), PROT_READ, MAP_SHARED | MAP_NORESERVE, fd, 0);
-  const int error = errno;
-  close(fd);
   if (base == MAP_FAILED) {
+    const int error = errno;
+    close(fd);
     return absl::ResourceExhaustedError(
         absl::StrCat("cannot map ", description.bytes(), " bytes of shared memory: ", strerror(error)));
   }
-  std::shared_ptr<const MappedRegion> region(new MappedRegion(static_cast<const char*>(base), description.bytes()));
+  std::shared_ptr<const MappedRegion> region(new MappedRegion(static_cast<const char*>(base), description.bytes(), fd));
   if (std::memcmp(base, description.nonce().data(), kNonceBytes) != 0) return Unusable(description, "another one");
   return region;
 }
 
-MappedRegion::~MappedRegion() { munmap(const_cast<char*>(base_), mapped_); }
+MappedRegion::~MappedRegion() {
+  munmap(const_cast<char*>(base_), mapped_);
+  close(fd_);
+}
 
 const void* MappedRegion::At(uint64_t offset, uint64_t bytes) const {
   if (offset < SharedRegion::kHeader || offset > mapped_ || bytes > mapped_ - offset) return nullptr;
   return base_ + offset;
+}
+
+absl::Status MappedRegion::ShowAt(void* place, const void* at, size_t bytes) const {
+  const int64_t offset = static_cast<const char*>(at) - base_;
+  if (mmap(place, bytes, PROT_READ, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, fd_, static_cast<off_t>(offset)) !=
+      MAP_FAILED) {
+    return absl::OkStatus();
+  }
+  const std::string why = absl::StrCat("cannot map ", bytes, " bytes of shared memory once more: ", strerror(errno));
+  return errno == EINVAL ? absl::InvalidArgumentError(why) : absl::ResourceExhaustedError(why);
 }
 
 }  // namespace sluice

@@ -58,12 +58,17 @@ class MappedRegion {
 
   // Null where they do not lie in the region.
   const void* At(uint64_t offset, uint64_t bytes) const;
+  // Shows what lies at `at`, an address that At has returned, at `place` too: whole pages of the caller's, for reading,
+  // in place of what is mapped there; also when the region has been destroyed. INVALID_ARGUMENT where `at` does not
+  // begin a page; RESOURCE_EXHAUSTED.
+  absl::Status ShowAt(void* place, const void* at, size_t bytes) const;
 
  private:
-  MappedRegion(const char* base, size_t mapped) : base_(base), mapped_(mapped) {}
+  MappedRegion(const char* base, size_t mapped, int fd) : base_(base), mapped_(mapped), fd_(fd) {}
 
   const char* const base_;
   const size_t mapped_;
+  const int fd_;
 };
 
 }  // namespace sluice

@@ -234,8 +234,9 @@ void ChunkStore::Apply(uint64_t chunk, const v1::Verdict& verdict, bool skip_non
     const Range range = layout_->table().range(chunk);
     const v1::JobSpec& spec = layout_->plan().spec();
     const UpdateRule rule = MakeUpdateRule(spec.optimizer(), verdict.round(), spec.train().rounds());
-    c->previous = c->previous_wire = nullptr;  // back to the pool, unless it is still being sent
-    next = values_->Take(range.size());
+    const float* const before = c->previous.get();
+    c->previous = c->previous_wire = nullptr;    // back to the pool, unless it is still being sent
+    next = values_->Take(range.size(), before);  // even and odd versions lie in two places
     std::optional<SumReader> sum;
     if (c->open && !c->sum->absent()) sum.emplace(*c->sum);
     Update(c, range, rule, verdict.gradient_scale(), sum.has_value() ? &*sum : nullptr, next.get());

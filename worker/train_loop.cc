@@ -31,6 +31,7 @@ absl::Status TrainLoop::Run() {
   for (;;) {
     const Work work = rounds_->Next();
     if (work.kind == Work::kEnd) return absl::OkStatus();
+    model_->UseVersion(work.round);
     model_->ParametersChanged({0, model_->space().size()});
 
     const absl::Time start = clock_->Now();

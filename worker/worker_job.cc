@@ -18,14 +18,26 @@ constexpr absl::Duration kFirstStallLog = absl::Seconds(5);  // then after twice
 // A chunk's value as slices of the frame it came in.
 class PayloadValue : public CommitValue {
  public:
-  PayloadValue(v1::Encoding encoding, uint64_t elements, Payload payload)
-      : encoding_(encoding), elements_(elements), payload_(std::move(payload)) {}
-  void DecodeTo(float* out) const { DecodePayload(encoding_, payload_, elements_, out); }
+  PayloadValue(v1::Encoding encoding, uint64_t elements, Payload payload, std::shared_ptr<const MappedRegion> region)
+      : encoding_(encoding), elements_(elements), payload_(std::move(payload)), region_(std::move(region)) {}
+
+  // As `version` of the model's parameters from element `first` on.
+  void PutInPlace(Model* model, uint64_t version, uint64_t first) const {
+    ParameterMemory* const memory = model->parameter_memory();
+    const Range range = {first, first + elements_};
+    if (memory == nullptr) {
+      DecodePayload(encoding_, payload_, elements_, model->parameters() + first);
+    } else if (region_ == nullptr || encoding_ != v1::F32 || payload_.contiguous() == nullptr ||
+               !memory->Show(version, range, region_, payload_.contiguous())) {
+      DecodePayload(encoding_, payload_, elements_, memory->Own(version, range));
+    }
+  }
 
  private:
   const v1::Encoding encoding_;
   const uint64_t elements_;
   const Payload payload_;
+  const std::shared_ptr<const MappedRegion> region_;  // where it lies; null: it came in the stream
 };
 
 }  // namespace
@@ -137,7 +149,8 @@ void WorkerJob::Deliver(Event event) {
   }
   while (!installs.empty()) {
     for (const InstallOrder& order : installs) {
-      static_cast<const PayloadValue&>(*order.value).DecodeTo(model_->parameters() + order.chunk * chunk_elements_);
+      static_cast<const PayloadValue&>(*order.value)
+          .PutInPlace(model_.get(), order.version, order.chunk * chunk_elements_);
     }
     absl::MutexLock lock(&mutex_);
     for (const InstallOrder& order : installs) core_.OnInstalled(order.generation, order.chunk, order.version);
@@ -332,7 +345,7 @@ absl::Status WorkerJob::OnCommits(uint64_t generation, size_t server, const Pars
       status = bytes.status();
       if (!status.ok()) return;
       status = core.OnCommit(header, std::make_shared<PayloadValue>(header.encoding(), header.elements(),
-                                                                    frame.payload.Sub(offset, *bytes)));
+                                                                    frame.payload.Sub(offset, *bytes), frame.region));
       if (!status.ok()) return;
       offset += *bytes;
     }

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -69,6 +70,39 @@ Whole Train(const ServerTestPlan& plan, uint64_t rounds) {
 
 bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+// Workers of the host map each of the two places once (worker/model/parameter_memory.h).
+TEST(ChunkStore, EvenAndOddVersionsOfAChunkLieInTwoPlaces) {
+  ServerTestPlan plan;
+  plan.hidden = 50;
+  plan.chunk_elements = 100;
+  const auto layout = plan.Make();
+  ChunkStore store(layout, /*share=*/true);
+  auto source = ChunkSource::Open(*layout, "", "");
+  ASSERT_TRUE(source.ok()) << source.status();
+  const uint64_t chunks = layout->table().chunks();
+  ASSERT_GT(chunks, 2u);
+  for (uint64_t c = 0; c < chunks; ++c) ASSERT_TRUE(store.Load(**source, c, 0).ok());
+  std::vector<std::vector<const float*>> places(chunks);
+  std::mt19937 random(1);
+  for (uint64_t round = 0; round < 8; ++round) {
+    std::vector<uint64_t> order(chunks);
+    for (uint64_t c = 0; c < chunks; ++c) order[c] = c;
+    std::shuffle(order.begin(), order.end(), random);
+    for (const uint64_t c : order) {
+      const Range range = layout->table().range(c);
+      store.Add(c, 0, 1, Bytes(std::vector<float>(range.size(), 1)));
+      store.Finish(c, 1);
+      store.Apply(c, Go(round), false);
+      places[c].push_back(store.Get(c, round + 1)->data.get());
+      EXPECT_EQ(reinterpret_cast<uintptr_t>(places[c].back()) % 4096, 0u);
+    }
+  }
+  for (uint64_t c = 0; c < chunks; ++c) {
+    EXPECT_NE(places[c][0], places[c][1]);
+    for (uint64_t round = 2; round < 8; ++round) EXPECT_EQ(places[c][round], places[c][round - 2]) << c;
+  }
 }
 
 TEST(ChunkStore, TheChunkSizeChangesNoBit) {

@@ -15,6 +15,7 @@
 #include "sluice/v1/job.pb.h"
 #include "worker/backend/backend.h"
 #include "worker/data/dataset.h"
+#include "worker/model/parameter_memory.h"
 
 namespace sluice {
 
@@ -43,6 +44,12 @@ class Model {
   // The owner writes parameters between rounds, or until the gate has let the pass through to them, and announces what
   // it writes with ParametersChanged.
   virtual float* parameters() = 0;
+  // Where the model can compute from values that lie in a server's memory: the owner puts them there by this, in the
+  // window of their version; parameters() is then the window of even versions, and each pass reads that of UseVersion.
+  // Null: there is only parameters().
+  virtual ParameterMemory* parameter_memory() { return nullptr; }
+  // Passes from now on compute from this version of the parameters. Before the first call: 0.
+  virtual void UseVersion(uint64_t version) {}
   virtual const float* gradients() const = 0;
   // Keeps the gradients' memory alive for a transport that still holds slices of it.
   virtual std::shared_ptr<const void> gradient_owner() const = 0;

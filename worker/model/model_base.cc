@@ -29,6 +29,21 @@ absl::StatusOr<Image> Image::MakeShared(Backend* backend, int64_t floats) {
   return image;
 }
 
+absl::StatusOr<Image> Image::MakeWindows(Backend* backend, int64_t floats) {
+  auto memory = ParameterMemory::Make(static_cast<uint64_t>(floats));
+  if (!memory.ok()) {
+    LOG_INFO("parameters are copied out of the memory of servers of this host: {}", memory.status().ToString());
+    return Make(backend, floats);
+  }
+  const auto window = [&](uint64_t version) { return std::shared_ptr<void>(*memory, (*memory)->window(version)); };
+  std::shared_ptr<Buffer> odd = backend->WrapHost(window(1), floats * kFloat);
+  if (odd == nullptr) return Make(backend, floats);
+  ASSIGN_OR_RETURN(Image image, Over(backend, window(0), floats));
+  image.odd_device_ = std::move(odd);
+  image.windows_ = *std::move(memory);
+  return image;
+}
+
 absl::StatusOr<Image> Image::Over(Backend* backend, std::shared_ptr<void> host, int64_t floats) {
   Image image;
   image.host_ = std::move(host);
@@ -37,6 +52,7 @@ absl::StatusOr<Image> Image::Over(Backend* backend, std::shared_ptr<void> host, 
   if (!image.one_memory_) {
     ASSIGN_OR_RETURN(image.device_, backend->Allocate(floats * kFloat));
   }
+  image.odd_device_ = image.device_;
   return image;
 }
 
@@ -58,7 +74,7 @@ absl::Status ModelBase::Init(std::vector<Range> blocks) {
     changed_.resize(blocks_.size());
   }
   const int64_t elements = static_cast<int64_t>(space_.size());
-  ASSIGN_OR_RETURN(parameters_, Image::Make(backend_, elements));
+  ASSIGN_OR_RETURN(parameters_, Image::MakeWindows(backend_, elements));
   ASSIGN_OR_RETURN(gradients_, Image::MakeShared(backend_, elements));
   ASSIGN_OR_RETURN(sums_, backend_->Allocate(3 * sizeof(double)));
   compute_ = backend_->NewStream();

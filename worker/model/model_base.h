@@ -21,10 +21,17 @@ class Image {
   static absl::StatusOr<Image> Make(Backend* backend, int64_t floats);
   // In memory that servers of this host may map, where the system has such.
   static absl::StatusOr<Image> MakeShared(Backend* backend, int64_t floats);
+  // With windows onto servers' memory, where kernels compute in the host's and the system has such.
+  static absl::StatusOr<Image> MakeWindows(Backend* backend, int64_t floats);
 
   float* host() const { return static_cast<float*>(host_.get()); }
   std::shared_ptr<const void> owner() const { return host_; }
   Floats device(int64_t first = 0) const { return {device_.get(), first}; }
+  // In the window of this version, where there are windows.
+  Floats device_at(uint64_t version, int64_t first) const {
+    return {(version % 2 == 0 ? device_ : odd_device_).get(), first};
+  }
+  ParameterMemory* windows() const { return windows_.get(); }  // null: none
   bool one_memory() const { return one_memory_; }
   const std::shared_ptr<const SharedRegion>& region() const { return region_; }  // null: not shared
 
@@ -33,7 +40,8 @@ class Image {
 
   std::shared_ptr<const SharedRegion> region_;
   std::shared_ptr<void> host_;
-  std::shared_ptr<Buffer> device_;
+  std::shared_ptr<ParameterMemory> windows_;
+  std::shared_ptr<Buffer> device_, odd_device_;  // the same one without windows
   bool one_memory_ = false;
 };
 
@@ -57,6 +65,8 @@ class ModelBase : public Model {
  public:
   const ParameterSpace& space() const override { return space_; }
   float* parameters() override { return parameters_.host(); }
+  ParameterMemory* parameter_memory() override { return parameters_.windows(); }
+  void UseVersion(uint64_t version) override { version_ = version; }
   const float* gradients() const override { return gradients_.host(); }
   std::shared_ptr<const void> gradient_owner() const override { return gradients_.owner(); }
   std::shared_ptr<const SharedRegion> gradient_region() const override { return gradients_.region(); }
@@ -84,7 +94,7 @@ class ModelBase : public Model {
   // arrived, and waits until at most `behind` blocks are under way.
   absl::Status Leave(size_t block, const GradientSink& ready, size_t behind);
 
-  Floats parameter(uint64_t element) const { return parameters_.device(static_cast<int64_t>(element)); }
+  Floats parameter(uint64_t element) const { return parameters_.device_at(version_, static_cast<int64_t>(element)); }
   Floats gradient(uint64_t element) const { return gradients_.device(static_cast<int64_t>(element)); }
   View<double> sums() const { return {sums_.get(), 0}; }
   Stream& stream() { return *compute_; }
@@ -100,6 +110,7 @@ class ModelBase : public Model {
   const ParameterSpace space_;
   std::vector<Range> blocks_;  // constant after Init
   Image parameters_, gradients_;
+  uint64_t version_ = 0;          // of the parameters that passes compute from
   std::shared_ptr<Buffer> sums_;  // 3 doubles
   std::unique_ptr<Stream> compute_, copy_;
   const ParameterGate* needed_ = nullptr;  // of the pass under way
