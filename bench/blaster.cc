@@ -11,6 +11,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "common/status_macros.h"
 
 namespace sluice {
 namespace {
@@ -75,9 +76,7 @@ sockaddr_in Loopback(int port) {
   return at;
 }
 
-}  // namespace
-
-absl::StatusOr<std::unique_ptr<BlasterServer>> BlasterServer::Start(size_t bytes) {
+absl::StatusOr<int> ListenAtLoopback(int* port) {
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (fd < 0) return Broken("socket");
   sockaddr_in at = Loopback(0);
@@ -88,7 +87,29 @@ absl::StatusOr<std::unique_ptr<BlasterServer>> BlasterServer::Start(size_t bytes
     close(fd);
     return status;
   }
-  return std::unique_ptr<BlasterServer>(new BlasterServer(fd, ntohs(at.sin_port), bytes));
+  *port = ntohs(at.sin_port);
+  return fd;
+}
+
+absl::StatusOr<int> ConnectToLoopback(int port) {
+  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (fd < 0) return Broken("socket");
+  const sockaddr_in to = Loopback(port);
+  if (connect(fd, reinterpret_cast<const sockaddr*>(&to), sizeof(to)) != 0) {
+    const absl::Status status = Broken("connect");
+    close(fd);
+    return status;
+  }
+  NoDelay(fd);
+  return fd;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<BlasterServer>> BlasterServer::Start(size_t bytes) {
+  int port = 0;
+  ASSIGN_OR_RETURN(const int fd, ListenAtLoopback(&port));
+  return std::unique_ptr<BlasterServer>(new BlasterServer(fd, port, bytes));
 }
 
 BlasterServer::BlasterServer(int listening, int port, size_t bytes)
@@ -133,15 +154,7 @@ void BlasterServer::Serve() {
 }
 
 absl::StatusOr<std::unique_ptr<Blaster>> Blaster::Connect(int port, size_t bytes) {
-  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (fd < 0) return Broken("socket");
-  const sockaddr_in to = Loopback(port);
-  if (connect(fd, reinterpret_cast<const sockaddr*>(&to), sizeof(to)) != 0) {
-    const absl::Status status = Broken("connect");
-    close(fd);
-    return status;
-  }
-  NoDelay(fd);
+  ASSIGN_OR_RETURN(const int fd, ConnectToLoopback(port));
   return std::unique_ptr<Blaster>(new Blaster(fd, bytes));
 }
 
@@ -167,6 +180,55 @@ absl::Status Blaster::PullPlain() { return Pull(kPullPlain, hot_.data(), kPlainP
 absl::Status Blaster::PushFrom(const void* data) { return Push(kPushPlace, static_cast<const char*>(data), bytes_); }
 absl::Status Blaster::PullInto(void* data) {
   return Pull(kPullPlace, static_cast<char*>(data), bytes_, kLowWater, true);
+}
+
+// ---------------------------------------------------------------- ping-pong
+absl::StatusOr<std::unique_ptr<EchoServer>> EchoServer::Start(size_t message_bytes) {
+  int port = 0;
+  ASSIGN_OR_RETURN(const int fd, ListenAtLoopback(&port));
+  return std::unique_ptr<EchoServer>(new EchoServer(fd, port, message_bytes));
+}
+
+EchoServer::EchoServer(int listening, int port, size_t message_bytes)
+    : listening_(listening), port_(port), message_(message_bytes), thread_([this] { Serve(); }) {}
+
+EchoServer::~EchoServer() {
+  shutdown(listening_, SHUT_RDWR);
+  thread_.join();
+  close(listening_);
+}
+
+void EchoServer::Serve() {
+  const int fd = accept(listening_, nullptr, nullptr);
+  if (fd < 0) return;
+  NoDelay(fd);
+  const size_t n = message_.size();
+  while (ReceiveAll(fd, message_.data(), n, n, n, false) && SendAll(fd, message_.data(), n, n)) {
+  }
+  close(fd);
+}
+
+absl::StatusOr<std::unique_ptr<Echo>> Echo::Connect(int port, size_t message_bytes) {
+  ASSIGN_OR_RETURN(const int fd, ConnectToLoopback(port));
+  return std::unique_ptr<Echo>(new Echo(fd, message_bytes));
+}
+
+Echo::~Echo() { close(fd_); }
+
+absl::Status Echo::Trips(int count) {
+  const size_t n = sent_.size();
+  const uint64_t first = number_;
+  for (int i = 0; i < count; ++i) {
+    std::memcpy(sent_.data(), &number_, sizeof(number_));
+    ++number_;
+    if (!SendAll(fd_, sent_.data(), n, n)) return Broken("ping");
+  }
+  for (uint64_t number = first; number < number_; ++number) {
+    if (!ReceiveAll(fd_, came_.data(), n, n, n, false)) return Broken("pong");
+    std::memcpy(sent_.data(), &number, sizeof(number));
+    if (came_ != sent_) return absl::DataLossError(absl::StrCat("message ", number, " came back as another one"));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace sluice

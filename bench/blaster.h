@@ -15,6 +15,7 @@
 #ifndef SLUICE_BENCH_BLASTER_H_
 #define SLUICE_BENCH_BLASTER_H_
 
+#include <cstdint>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -68,6 +69,45 @@ class Blaster {
   const int fd_;
   const size_t bytes_;
   std::vector<char> hot_;
+};
+
+// A ping-pong of whole messages: the answering end sends each back, one send() a message.
+class EchoServer {
+ public:
+  static absl::StatusOr<std::unique_ptr<EchoServer>> Start(size_t message_bytes);
+  ~EchoServer();  // as BlasterServer's
+  EchoServer(const EchoServer&) = delete;
+  EchoServer& operator=(const EchoServer&) = delete;
+
+  int port() const { return port_; }  // of 127.0.0.1
+
+ private:
+  EchoServer(int listening, int port, size_t message_bytes);
+  void Serve();
+
+  const int listening_, port_;
+  std::vector<char> message_;  // by its thread
+  std::thread thread_;
+};
+
+// The asking end. Blocks; not thread-safe. UNAVAILABLE: the connection broke.
+class Echo {
+ public:
+  static absl::StatusOr<std::unique_ptr<Echo>> Connect(int port, size_t message_bytes);
+  ~Echo();
+  Echo(const Echo&) = delete;
+  Echo& operator=(const Echo&) = delete;
+
+  // Sends `count` messages, one send() each, then reads as many: no more than the sockets hold. DATA_LOSS where another
+  // one comes than was sent.
+  absl::Status Trips(int count);
+
+ private:
+  Echo(int fd, size_t message_bytes) : fd_(fd), sent_(message_bytes), came_(message_bytes) {}
+
+  const int fd_;
+  std::vector<char> sent_, came_;
+  uint64_t number_ = 0;  // in each message
 };
 
 }  // namespace sluice

@@ -1,5 +1,6 @@
 #include "bench/parameter_job.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -12,54 +13,140 @@ namespace sluice {
 namespace {
 
 constexpr float kLearningRate = 0.5f;
-constexpr double kClipNorm = 1.0;
-constexpr uint64_t kRows = 1024, kColumns = 255;  // rows * (columns + 1) elements are 1 MiB
+constexpr uint64_t kInt8Block = 256;
 
-v1::NodeId Node(const char* name) {
-  v1::NodeId node;
-  node.set_name(name);
-  node.set_incarnation(1);
-  return node;
+// Sums of int8's values are not exact, so the norm's last bit depends on the order: there nothing is clipped.
+double ClipNorm(const ParameterJob& job) { return job.push == "int8" || job.push == "top_k" ? 1e30 : 1; }
+
+absl::Status SetFormats(const ParameterJob& job, v1::TransferSpec* transfer) {
+  v1::PushSpec* push = transfer->mutable_push();
+  if (job.push == "f32") {
+    push->mutable_f32();
+  } else if (job.push == "bf16") {
+    push->mutable_bf16();
+  } else if (job.push == "f16") {
+    push->mutable_f16();
+  } else if (job.push == "int8") {
+    push->mutable_int8();
+  } else if (job.push == "top_k") {
+    push->mutable_top_k()->set_density(kBenchDensity);
+  } else {
+    return absl::InvalidArgumentError(
+        absl::StrCat("push format \"", job.push, "\": expected f32, bf16, f16, int8 or top_k"));
+  }
+  if (job.pull == "f32") {
+    transfer->mutable_pull()->mutable_f32();
+  } else if (job.pull == "bf16") {
+    transfer->mutable_pull()->mutable_bf16();
+  } else {
+    return absl::InvalidArgumentError(absl::StrCat("pull format \"", job.pull, "\": expected f32 or bf16"));
+  }
+  return absl::OkStatus();
+}
+
+// ---------------------------------------------------------------- formats, as the page says
+// Values are finite and far from the ends of the ranges here.
+float ThroughBf16(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof(bits));
+  bits = (bits + 0x7fffu + (bits >> 16 & 1u)) & 0xffff0000u;
+  std::memcpy(&x, &bits, sizeof(bits));
+  return x;
+}
+
+// 11 bits of significand; nothing here is so small that binary16 has fewer, but for zero.
+float ThroughF16(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof(bits));
+  bits = (bits + 0xfffu + (bits >> 13 & 1u)) & 0xffffe000u;
+  std::memcpy(&x, &bits, sizeof(bits));
+  return x;
+}
+
+void ThroughInt8(const float* x, size_t n, float* out) {
+  for (size_t begin = 0; begin < n; begin += kInt8Block) {
+    const size_t end = std::min(n, begin + kInt8Block);
+    float most = 0;
+    for (size_t i = begin; i < end; ++i) most = std::max(most, std::fabs(x[i]));
+    const float scale = most / 127;
+    for (size_t i = begin; i < end; ++i) {
+      const float q = scale == 0 ? 0 : std::nearbyint(x[i] / scale);
+      out[i] = std::clamp(q, -127.0f, 127.0f) * scale;
+    }
+  }
+}
+
+// The largest by magnitude, of equal ones the first.
+void ThroughTopK(const float* x, size_t n, float* out) {
+  const size_t count = static_cast<size_t>(std::ceil(kBenchDensity * static_cast<double>(n)));
+  std::vector<float> magnitudes(n);
+  for (size_t i = 0; i < n; ++i) magnitudes[i] = std::fabs(x[i]);
+  std::nth_element(magnitudes.begin(), magnitudes.begin() + static_cast<ptrdiff_t>(count - 1), magnitudes.end(),
+                   std::greater<float>());
+  const float least = magnitudes[count - 1];
+  size_t equal = count;  // that may be sent
+  for (size_t i = 0; i < n; ++i) equal -= std::fabs(x[i]) > least;
+  for (size_t i = 0; i < n; ++i) {
+    bool sent = std::fabs(x[i]) > least;
+    if (std::fabs(x[i]) == least && equal > 0) {
+      sent = true;
+      --equal;
+    }
+    out[i] = sent ? x[i] : 0;
+  }
 }
 
 }  // namespace
 
-v1::NodeId BenchServerId() { return Node("server-0"); }
-v1::NodeId BenchWorkerId() { return Node("worker-0"); }
+v1::NodeId BenchNode(const char* role, uint32_t number) {
+  v1::NodeId node;
+  node.set_name(absl::StrCat(role, "-", number));
+  node.set_incarnation(1);
+  return node;
+}
 
-absl::StatusOr<std::shared_ptr<const Layout>> MakeBenchLayout(uint64_t mib, uint64_t chunk_elements,
-                                                              const std::string& server_address) {
+absl::StatusOr<std::shared_ptr<const Layout>> MakeBenchLayout(const ParameterJob& job,
+                                                              const std::vector<std::string>& servers) {
   v1::Plan plan;
   plan.set_job_id("bench");
   plan.set_generation(1);
   plan.set_timeline(1);
-  plan.set_chunk_elements(chunk_elements);
-  plan.set_norm_block(NormBlockElements(mib * kRows * (kColumns + 1)));
-  plan.set_shards(1);
-  v1::Member* member = plan.add_chains()->add_members();
-  *member->mutable_node() = BenchServerId();
-  member->set_address(server_address);
-  member->set_since(1);
-  *plan.add_ranks()->mutable_node() = BenchWorkerId();
-  plan.set_discipline(v1::Plan::VERDICT);
+  plan.set_chunk_elements(job.chunk_elements);
+  plan.set_norm_block(NormBlockElements(job.elements));
+  plan.set_shards(ShardCount(job.elements, job.chunk_elements, job.servers));
+  for (uint32_t shard = 0; shard < plan.shards(); ++shard) {
+    v1::Member* member = plan.add_chains()->add_members();
+    *member->mutable_node() = BenchNode("server", shard % job.servers);
+    member->set_address(servers.at(shard % job.servers));
+    member->set_since(1);
+  }
+  for (uint32_t d = 0; d < job.workers; ++d) {
+    v1::Rank* rank = plan.add_ranks();
+    rank->set_data(d);
+    *rank->mutable_node() = BenchNode("worker", d);
+  }
+  plan.set_discipline(job.verdict ? v1::Plan::VERDICT : v1::Plan::STREAM);
   v1::JobSpec* spec = plan.mutable_spec();
-  spec->mutable_model()->mutable_mlp()->set_inputs(kColumns);
-  spec->mutable_model()->mutable_mlp()->set_classes(static_cast<uint32_t>(mib * kRows));
+  const uint32_t row = job.elements >= 512 ? 256 : 128;  // weights of a class and its bias
+  spec->mutable_model()->mutable_mlp()->set_inputs(row - 1);
+  spec->mutable_model()->mutable_mlp()->set_classes(static_cast<uint32_t>(job.elements / row));
   spec->mutable_data()->mutable_idx()->set_images("none");
   spec->mutable_data()->mutable_idx()->set_labels("none");
   spec->mutable_train()->set_rounds(uint64_t{1} << 30);
-  spec->mutable_train()->set_batch(static_cast<uint32_t>(kBenchCount));
+  spec->mutable_train()->set_batch(static_cast<uint32_t>(kBenchCount) * job.workers);
   spec->mutable_train()->set_eval_every(0);
+  if (!job.verdict) spec->mutable_train()->set_nonfinite(v1::TrainSpec::SKIP_CHUNK);
   spec->mutable_optimizer()->mutable_sgd()->set_learning_rate(kLearningRate);
-  spec->mutable_optimizer()->set_clip_norm(kClipNorm);
-  spec->mutable_parallel()->set_data(1);
+  spec->mutable_optimizer()->set_clip_norm(job.verdict ? ClipNorm(job) : 0);
+  spec->mutable_parallel()->set_data(job.workers);
+  if (absl::Status status = SetFormats(job, spec->mutable_transfer()); !status.ok()) return status;
   FillDefaults(spec);
   plan.set_hash(PlanHash(plan));
   return Layout::Make(std::move(plan));
 }
 
-void FillBenchGradient(uint64_t round, std::vector<float>* gradient) {
-  const uint32_t shift = static_cast<uint32_t>(round) * 0x9E3779B9u;
+void FillBenchGradient(uint64_t round, uint32_t worker, std::vector<float>* gradient) {
+  const uint32_t shift = static_cast<uint32_t>(round) * 0x9E3779B9u + worker * 0x85EBCA6Bu;
   for (size_t i = 0; i < gradient->size(); ++i) {
     const uint32_t hash = (static_cast<uint32_t>(i) + shift) * 2654435761u;
     // Exponent -2 to 1 and a sign, put together as bits.
@@ -68,31 +155,83 @@ void FillBenchGradient(uint64_t round, std::vector<float>* gradient) {
   }
 }
 
-ExpectedParameters::ExpectedParameters(const Layout& layout) : values_(layout.space().size()) {
+ExpectedParameters::ExpectedParameters(const ParameterJob& job, const Layout& layout)
+    : job_(job),
+      values_(job.elements),
+      sum_(job.workers > 1 ? job.elements : 0),
+      sent_(job.push == "f32" ? 0 : job.elements) {
+  residuals_.resize(job.workers, std::vector<float>(sent_.size()));
   for (const Tensor& tensor : layout.space().tensors()) {
     FillInitial(tensor, layout.plan().spec().train().seed(), 0, tensor.elements, values_.data() + tensor.offset);
   }
 }
 
-void ExpectedParameters::Apply(const std::vector<float>& gradient) {
-  double squares = 0;
-  for (const float g : gradient) squares += static_cast<double>(g) * static_cast<double>(g);
-  const double norm = std::sqrt(squares) / kBenchCount;  // of the mean gradient
-  const auto scale = static_cast<float>((norm > kClipNorm ? kClipNorm / norm : 1.0) / kBenchCount);
-  for (size_t i = 0; i < values_.size(); ++i) values_[i] -= kLearningRate * (gradient[i] * scale);
+const std::vector<float>& ExpectedParameters::Contribution(uint32_t worker, const std::vector<float>& gradient) {
+  if (job_.push == "f32") return gradient;
+  std::vector<float>& left = residuals_[worker];
+  for (size_t i = 0; i < left.size(); ++i) left[i] += gradient[i];
+  for (size_t begin = 0; begin < left.size(); begin += job_.chunk_elements) {
+    const size_t n = std::min<size_t>(job_.chunk_elements, left.size() - begin);
+    const float* x = left.data() + begin;
+    float* out = sent_.data() + begin;
+    if (job_.push == "bf16") std::transform(x, x + n, out, ThroughBf16);
+    if (job_.push == "f16") std::transform(x, x + n, out, ThroughF16);
+    if (job_.push == "int8") ThroughInt8(x, n, out);
+    if (job_.push == "top_k") ThroughTopK(x, n, out);
+  }
+  for (size_t i = 0; i < left.size(); ++i) left[i] -= sent_[i];
+  return sent_;
+}
+
+void ExpectedParameters::Apply(const std::vector<std::vector<float>>& gradients, uint64_t rounds) {
+  const bool same = job_.push == "f32";  // in every round
+  for (uint64_t round = 0; round < (same ? 1 : rounds); ++round) {
+    const std::vector<float>* sum = nullptr;
+    for (uint32_t w = 0; w < job_.workers; ++w) {
+      const std::vector<float>& contribution = Contribution(w, gradients.at(w));
+      if (job_.workers == 1) {
+        sum = &contribution;
+      } else {
+        for (size_t i = 0; i < sum_.size(); ++i) sum_[i] = (w == 0 ? 0.0f : sum_[i]) + contribution[i];
+        sum = &sum_;
+      }
+    }
+    ApplySum(*sum, same ? rounds : 1);
+  }
+}
+
+void ExpectedParameters::ApplySum(const std::vector<float>& sum, uint64_t rounds) {
+  const double count = kBenchCount * job_.workers;
+  double scale = 1;
+  if (job_.verdict) {
+    double squares = 0;
+    for (const float g : sum) squares += static_cast<double>(g) * static_cast<double>(g);
+    const double norm = std::sqrt(squares) / count;  // of the mean gradient
+    if (norm > ClipNorm(job_)) scale = ClipNorm(job_) / norm;
+  }
+  const auto factor = static_cast<float>(scale / count);
+  for (size_t i = 0; i < values_.size(); ++i) {
+    const float step = kLearningRate * (sum[i] * factor);
+    for (uint64_t round = 0; round < rounds; ++round) values_[i] -= step;
+  }
 }
 
 absl::Status ExpectedParameters::Compare(absl::Span<const float> values) const {
-  if (values.size() == values_.size() &&
-      std::memcmp(values.data(), values_.data(), values.size() * sizeof(float)) == 0) {
+  if (values.size() != values_.size()) {
+    return absl::DataLossError(absl::StrCat(values.size(), " elements, expected ", values_.size()));
+  }
+  const bool rounded = job_.pull == "bf16";
+  if (!rounded && std::memcmp(values.data(), values_.data(), values.size() * sizeof(float)) == 0) {
     return absl::OkStatus();
   }
-  for (size_t i = 0; i < values.size() && i < values_.size(); ++i) {
-    if (std::memcmp(&values[i], &values_[i], sizeof(float)) == 0) continue;
+  for (size_t i = 0; i < values.size(); ++i) {
+    const float expected = rounded ? ThroughBf16(values_[i]) : values_[i];
+    if (std::memcmp(&values[i], &expected, sizeof(float)) == 0) continue;
     return absl::DataLossError(
-        absl::StrFormat("parameters of the server: element %d is %.9g, expected %.9g", i, values[i], values_[i]));
+        absl::StrFormat("parameters at the worker (push %s, pull %s): element %d is %.9g, expected %.9g", job_.push,
+                        job_.pull, i, values[i], expected));
   }
-  return absl::DataLossError(absl::StrCat(values.size(), " elements, expected ", values_.size()));
+  return absl::OkStatus();
 }
 
 }  // namespace sluice

@@ -2,7 +2,6 @@
 
 #include <utility>
 
-#include "bench/parameter_job.h"
 #include "common/frame.h"
 #include "common/grpc_transport.h"
 #include "common/log.h"
@@ -17,34 +16,36 @@ namespace {
 // What the server hears from its scheduler.
 class SchedulerEnd : public StreamHandler {
  public:
-  SchedulerEnd(std::shared_ptr<ByteStream> stream, uint64_t mib, uint64_t chunk_elements)
-      : stream_(std::move(stream)), mib_(mib), chunk_elements_(chunk_elements) {}
+  SchedulerEnd(std::shared_ptr<ByteStream> stream, std::shared_ptr<const Layout> layout,
+               BenchServer::OnRecord on_record)
+      : stream_(std::move(stream)), layout_(std::move(layout)), on_record_(std::move(on_record)) {}
 
   void OnMessage(grpc::ByteBuffer buffer) override {
     v1::NodeMessage message;
     if (!DecodeMessage(buffer, &message)) return stream_->Close(absl::InvalidArgumentError("not a NodeMessage"));
     if (message.has_problem()) LOG_ERROR("the server reports: {}", message.problem().message());
+    if (message.has_round_record() && on_record_ != nullptr) on_record_(message.round_record());
     if (!message.has_register_()) return;
-    const auto layout = MakeBenchLayout(mib_, chunk_elements_, message.register_().address());
-    if (!layout.ok()) return stream_->Close(layout.status());
     v1::SchedulerMessage welcome, plan;
     welcome.mutable_welcome()->set_lease_ms(60000);
     stream_->Write(EncodeMessage(welcome));
-    *plan.mutable_plan() = (*layout)->plan();
+    *plan.mutable_plan() = layout_->plan();
     stream_->Write(EncodeMessage(plan));
   }
   void OnClosed(const absl::Status&) override { stream_ = nullptr; }
 
  private:
   std::shared_ptr<ByteStream> stream_;
-  const uint64_t mib_, chunk_elements_;
+  const std::shared_ptr<const Layout> layout_;
+  const BenchServer::OnRecord on_record_;
 };
 
 class SessionService final : public v1::SchedulerService::WithRawCallbackMethod_Session<v1::SchedulerService::Service> {
  public:
-  SessionService(uint64_t mib, uint64_t chunk_elements)
-      : acceptor_([=](std::shared_ptr<ByteStream> stream, const std::string&) {
-          return std::make_shared<SchedulerEnd>(std::move(stream), mib, chunk_elements);
+  SessionService(std::shared_ptr<const Layout> layout, BenchServer::OnRecord on_record)
+      : acceptor_([layout = std::move(layout), on_record = std::move(on_record)](std::shared_ptr<ByteStream> stream,
+                                                                                 const std::string&) {
+          return std::make_shared<SchedulerEnd>(std::move(stream), layout, on_record);
         }) {}
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Session(grpc::CallbackServerContext* context) override {
     return NewAcceptedStream(context, acceptor_);
@@ -56,21 +57,28 @@ class SessionService final : public v1::SchedulerService::WithRawCallbackMethod_
 
 class Running final : public BenchServer {
  public:
-  Running(uint64_t mib, uint64_t chunk_elements) : sessions_(mib, chunk_elements) {}
   ~Running() override {
     if (listener_ != nullptr) listener_->Shutdown();
     node_ = nullptr;
     if (scheduler_ != nullptr) scheduler_->Shutdown();
   }
 
-  absl::Status Start() {
-    ASSIGN_OR_RETURN(scheduler_, GrpcServer::Start({}, {&sessions_}));
+  absl::Status Listen() {
     ASSIGN_OR_RETURN(listener_, GrpcServer::Start({}, {&parameter_service_, &shard_service_}));
+    return absl::OkStatus();
+  }
+  int port() const override { return listener_->port(); }
+
+  absl::Status Serve(std::shared_ptr<const Layout> layout, const v1::NodeId& node, bool shared_memory,
+                     OnRecord on_record) override {
+    sessions_ = std::make_unique<SessionService>(std::move(layout), std::move(on_record));
+    ASSIGN_OR_RETURN(scheduler_, GrpcServer::Start({}, {sessions_.get()}));
     ServerOptions options;
-    options.node = BenchServerId();
+    options.node = node;
     options.address = listener_->address();
     options.scheduler = scheduler_->address();
     options.lanes = 1;
+    options.shared_memory = shared_memory;
     options.transport = &transport_;
     options.on_refused = [](const absl::Status& status) { LOG_ERROR("refused: {}", status.ToString()); };
     node_ = ServerNode::Start(options);
@@ -78,10 +86,9 @@ class Running final : public BenchServer {
     shard_service_.SetNode(node_.get());
     return absl::OkStatus();
   }
-  int port() const override { return listener_->port(); }
 
  private:
-  SessionService sessions_;
+  std::unique_ptr<SessionService> sessions_;
   ParameterServiceImpl parameter_service_;
   ShardServiceImpl shard_service_;
   GrpcTransport transport_;
@@ -91,9 +98,9 @@ class Running final : public BenchServer {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<BenchServer>> BenchServer::Start(uint64_t mib, uint64_t chunk_elements) {
-  auto server = std::make_unique<Running>(mib, chunk_elements);
-  RETURN_IF_ERROR(server->Start());
+absl::StatusOr<std::unique_ptr<BenchServer>> BenchServer::Listen() {
+  auto server = std::make_unique<Running>();
+  RETURN_IF_ERROR(server->Listen());
   return server;
 }
 

@@ -1,44 +1,69 @@
 #include "bench/parameter_worker.h"
 
-#include <cstring>
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "bench/parameter_job.h"
-#include "common/log.h"
 #include "common/status_macros.h"
+#include "common/wire_format.h"
 
 namespace sluice {
 namespace {
 
 constexpr absl::Duration kDeadline = absl::Seconds(60);  // of one round
 
-PsClientOptions ClientOptions(const Layout& layout, Transport* transport, size_t window) {
+PsClientOptions ClientOptions(const ParameterJob& job, const Layout& layout, uint32_t number, Transport* transport) {
   PsClientOptions options;
   options.job_id = layout.plan().job_id();
-  options.node = BenchWorkerId();
+  options.node = BenchNode("worker", number);
   options.transport = transport;
-  options.window = window;
+  options.window = job.window;
   return options;
-}
-
-std::shared_ptr<ParameterMemory> MakeParameters(const Layout& layout) {
-  auto memory = ParameterMemory::Make(layout.space().size());
-  CHECK(memory.ok(), "{}", memory.status().ToString());
-  return *std::move(memory);
 }
 
 }  // namespace
 
-BenchWorker::BenchWorker(std::shared_ptr<const Layout> layout, Transport* transport, size_t window,
-                         std::shared_ptr<SharedRegion> region)
+absl::StatusOr<std::unique_ptr<BenchWorker>> BenchWorker::Open(const ParameterJob& job, uint32_t number,
+                                                               std::shared_ptr<const Layout> layout,
+                                                               Transport* transport) {
+  std::shared_ptr<SharedRegion> region;
+  if (job.shared_memory) {
+    ASSIGN_OR_RETURN(region, SharedRegion::Make(job.bytes()));
+  }
+  ASSIGN_OR_RETURN(auto parameters, ParameterMemory::Make(layout->space().size()));
+  return std::unique_ptr<BenchWorker>(
+      new BenchWorker(job, number, std::move(layout), transport, std::move(region), std::move(parameters)));
+}
+
+BenchWorker::BenchWorker(const ParameterJob& job, uint32_t number, std::shared_ptr<const Layout> layout,
+                         Transport* transport, std::shared_ptr<SharedRegion> region,
+                         std::shared_ptr<ParameterMemory> parameters)
     : layout_(std::move(layout)),
+      number_(number),
       region_(std::move(region)),
-      parameters_(MakeParameters(*layout_)),
-      client_(ClientOptions(*layout_, transport, window), this) {
-  const v1::Member& server = layout_->primary(0);
-  client_.Open(layout_->generation(), 0, {{server.node(), server.address()}}, {region_, region_ != nullptr});
+      server_of_(layout_->table().chunks()),
+      encoder_(*layout_),
+      parameters_(std::move(parameters)),
+      client_(ClientOptions(job, *layout_, number, transport), this) {
+  if (region_ != nullptr) {
+    gradient_ = reinterpret_cast<float*>(region_->data());
+    owner_ = region_;
+  } else {
+    const auto values = std::make_shared<std::vector<float>>(layout_->space().size());
+    gradient_ = values->data();
+    owner_ = values;
+  }
+  encoder_.Begin(*layout_, number);
+  std::vector<ServerEnd> servers;
+  for (uint64_t chunk = 0; chunk < server_of_.size(); ++chunk) {
+    const v1::Member& member = layout_->primary(layout_->table().shard(chunk));
+    const auto known = std::find_if(servers.begin(), servers.end(),
+                                    [&](const ServerEnd& each) { return each.address == member.address(); });
+    server_of_[chunk] = static_cast<size_t>(known - servers.begin());
+    if (known == servers.end()) servers.push_back({member.node(), member.address()});
+  }
+  client_.Open(layout_->generation(), number, servers, {region_, region_ != nullptr});
 }
 
 BenchWorker::~BenchWorker() { client_.Stop(); }
@@ -50,49 +75,55 @@ absl::Span<const float> BenchWorker::parameters() const {
 
 absl::Status BenchWorker::AwaitInitial() { return AwaitVersion(0); }
 
-absl::StatusOr<BenchWorker::Times> BenchWorker::Round(uint64_t round,
-                                                      const std::shared_ptr<const std::vector<float>>& gradient) {
+absl::StatusOr<BenchWorker::Times> BenchWorker::Round(uint64_t round, bool frames_apart) {
   const uint64_t generation = layout_->generation();
-  const float* values = gradient->data();
-  std::shared_ptr<const void> owner = gradient;
-  if (region_ != nullptr) {  // where a model's backward pass would have written it
-    std::memcpy(region_->data(), values, gradient->size() * sizeof(float));
-    values = reinterpret_cast<const float*>(region_->data());
-    owner = region_;
-  }
   {
     absl::MutexLock lock(&mutex_);
     version_ = round + 1;
     in_place_ = 0;
     first_.reset();
+    taken_.reset();
+    all_pushed_ = false;
   }
   const absl::Time start = absl::Now();
   v1::RoundReport report;
   report.set_generation(generation);
   report.set_round(round);
+  report.set_contributor(number_);
   report.set_kind(v1::RoundReport::TRAIN);
   report.set_count(kBenchCount);
-  client_.Report(generation, 0, report);
+  client_.Report(generation, 0, report);  // chunk 0 is of shard 0, the verdict holder's
   for (uint64_t i = 0; i < layout_->table().chunks(); ++i) {
     const Range range = layout_->table().range(i);
     v1::ChunkHeader header;
     header.set_chunk(i);
     header.set_generation(generation);
     header.set_round(round);
+    header.set_contributor(number_);
     header.set_elements(range.size());
     header.set_count(kBenchCount);
-    client_.Push(generation, 0, header, {values + range.begin, range.size() * sizeof(float), owner});
+    header.set_encoding(encoder_.encoding());
+    const float* values = gradient_ + range.begin;
+    if (i + 1 == layout_->table().chunks()) {
+      absl::MutexLock lock(&mutex_);
+      all_pushed_ = true;
+    }
+    client_.Push(generation, server_of_[i], header,
+                 encoder_.encoding() == v1::F32 ? BorrowedBytes{values, range.size() * sizeof(float), owner_}
+                                                : encoder_.Encode(*layout_, i, round, values));
+    // A backward pass, too, lets chunks go as they are ready; with f32 all are.
+    if (frames_apart || encoder_.encoding() != v1::F32) client_.Flush();
   }
   client_.Flush();
   RETURN_IF_ERROR(AwaitVersion(round + 1));
   absl::MutexLock lock(&mutex_);
-  return Times{absl::ToDoubleSeconds(*first_ - start), absl::ToDoubleSeconds(last_ - *first_)};
+  return Times{start, *taken_, *first_, last_};
 }
 
 absl::Status BenchWorker::AwaitVersion(uint64_t version) {
   absl::MutexLock lock(&mutex_);
   const auto done = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return !failure_.ok() || in_place_ == layout_->table().chunks();
+    return !failure_.ok() || (in_place_ == layout_->table().chunks() && taken_.has_value());
   };
   if (!mutex_.AwaitWithTimeout(absl::Condition(&done), kDeadline)) {
     return absl::DeadlineExceededError(absl::StrCat("version ", version, ": ", in_place_, " of ",
@@ -104,6 +135,7 @@ absl::Status BenchWorker::AwaitVersion(uint64_t version) {
 
 absl::Status BenchWorker::OnCommits(uint64_t, size_t, const ParsedFrame& frame) {
   const absl::Time arrived = absl::Now();
+  ASSIGN_OR_RETURN(const std::vector<size_t> lengths, ChunkLengths(frame));
   uint64_t version = 0;
   {
     absl::MutexLock lock(&mutex_);
@@ -120,13 +152,14 @@ absl::Status BenchWorker::OnCommits(uint64_t, size_t, const ParsedFrame& frame) 
     }
   }
   size_t offset = 0;
-  for (const v1::ChunkHeader& header : frame.control.header()) {
-    const size_t bytes = header.elements() * sizeof(float);
+  for (int i = 0; i < frame.control.header_size(); ++i) {
+    const v1::ChunkHeader& header = frame.control.header(i);
+    const size_t bytes = lengths[static_cast<size_t>(i)];
     const Payload payload = frame.payload.Sub(offset, bytes);
     const Range range = layout_->table().range(header.chunk());
-    if (frame.region == nullptr || payload.contiguous() == nullptr ||
+    if (header.encoding() != v1::F32 || frame.region == nullptr || payload.contiguous() == nullptr ||
         !parameters_->Show(version, range, frame.region, payload.contiguous())) {
-      payload.CopyTo(parameters_->Own(version, range));
+      DecodePayload(header.encoding(), payload, header.elements(), parameters_->Own(version, range));
     }
     offset += bytes;
   }
@@ -136,17 +169,23 @@ absl::Status BenchWorker::OnCommits(uint64_t, size_t, const ParsedFrame& frame) 
   return absl::OkStatus();
 }
 
+void BenchWorker::OnPushesTaken() {
+  const absl::Time now = absl::Now();
+  absl::MutexLock lock(&mutex_);
+  if (all_pushed_) taken_ = now;
+}
+
 void BenchWorker::OnStreamUp(uint64_t generation, size_t server) {
   v1::Subscribe subscribe;
   subscribe.set_generation(generation);
   v1::Want* want = subscribe.add_wants();
-  want->set_chunks(layout_->table().chunks());
+  want->set_chunks(layout_->table().chunks());  // of them the server's
   client_.Subscribe(generation, server, subscribe);
 }
 
 void BenchWorker::OnStreamDown(uint64_t, size_t, const absl::Status& status) {
   absl::MutexLock lock(&mutex_);
-  if (failure_.ok()) failure_ = absl::UnavailableError(absl::StrCat("the stream broke: ", status.ToString()));
+  if (failure_.ok()) failure_ = absl::UnavailableError(absl::StrCat("a stream broke: ", status.ToString()));
 }
 
 void BenchWorker::OnUnreachable(uint64_t, size_t, const absl::Status& status) {

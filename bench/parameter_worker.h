@@ -1,5 +1,5 @@
-// A worker's end without a model: the real PsClient, a gradient that is there already, parameters that commits are put
-// in place in as a worker does.
+// A worker's end without a model: the real PsClient and the real encoder, a gradient that is there already, parameters
+// that commits are put in place in as a worker does.
 #ifndef SLUICE_BENCH_PARAMETER_WORKER_H_
 #define SLUICE_BENCH_PARAMETER_WORKER_H_
 
@@ -13,9 +13,11 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "bench/parameter_job.h"
 #include "common/layout.h"
 #include "worker/model/parameter_memory.h"
 #include "worker/ps_client.h"
+#include "worker/push_encoder.h"
 
 namespace sluice {
 
@@ -23,40 +25,55 @@ namespace sluice {
 class BenchWorker : private PsClient::Events {
  public:
   struct Times {
-    double push_seconds = 0;  // to the arrival of the round's first commit
-    double pull_seconds = 0;  // from there until the last commit is in place
+    absl::Time start;  // the first call of the round
+    absl::Time taken;  // the last acknowledgement of a push has arrived
+    absl::Time first;  // the round's first commit has arrived
+    absl::Time last;   // the last one is in place
   };
 
-  // Opens the stream to the layout's only server. `transport` outlives this.
-  // `region`: null, or where gradients lie for a server of this host; its values are read in shared memory then too.
-  BenchWorker(std::shared_ptr<const Layout> layout, Transport* transport, size_t window,
-              std::shared_ptr<SharedRegion> region = nullptr);
+  // Opens streams to the layout's servers. `transport` outlives this. With shared memory gradients lie in a region of
+  // the worker's and commits are read in the servers'.
+  static absl::StatusOr<std::unique_ptr<BenchWorker>> Open(const ParameterJob& job, uint32_t number,
+                                                           std::shared_ptr<const Layout> layout, Transport* transport);
   ~BenchWorker() override;
 
-  // Version 0 in place. Blocks, up to a minute (DEADLINE_EXCEEDED); an error if the stream broke or brought what it
-  // must not.
+  // Version 0 in place. Blocks, up to a minute (DEADLINE_EXCEEDED); an error if a stream broke or brought what it must
+  // not.
   absl::Status AwaitInitial();
-  // Pushes the contribution and waits until every chunk is at version round + 1. Rounds 0, 1, ... in order.
-  absl::StatusOr<Times> Round(uint64_t round, const std::shared_ptr<const std::vector<float>>& gradient);
+  // Where the gradient of the coming rounds is written, between rounds.
+  float* gradient() { return gradient_; }
+  // Pushes the contribution and waits until every chunk is at version round + 1. Rounds 0, 1, ... in order. With
+  // `frames_apart` each chunk leaves at once, else those that wait for the window share frames.
+  absl::StatusOr<Times> Round(uint64_t round, bool frames_apart = false);
 
   // Between rounds.
   absl::Span<const float> parameters() const ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
+  BenchWorker(const ParameterJob& job, uint32_t number, std::shared_ptr<const Layout> layout, Transport* transport,
+              std::shared_ptr<SharedRegion> region, std::shared_ptr<ParameterMemory> parameters);
   void OnStreamUp(uint64_t generation, size_t server) override;
   void OnStreamDown(uint64_t generation, size_t server, const absl::Status& status) override;
   absl::Status OnCommits(uint64_t generation, size_t server, const ParsedFrame& frame) override;
+  void OnPushesTaken() override;
   void OnUnreachable(uint64_t generation, size_t server, const absl::Status& status) override;
   void OnRefused(uint64_t generation, size_t server, const absl::Status& status) override;
 
   absl::Status AwaitVersion(uint64_t version);
 
   const std::shared_ptr<const Layout> layout_;
+  const uint32_t number_;
   const std::shared_ptr<SharedRegion> region_;
+  std::shared_ptr<const void> owner_;  // of the gradient
+  float* gradient_ = nullptr;
+  std::vector<size_t> server_of_;  // by chunk
+  PushEncoder encoder_;
   const std::shared_ptr<ParameterMemory> parameters_;
   mutable absl::Mutex mutex_;
   uint64_t version_ ABSL_GUARDED_BY(mutex_) = 0;   // that comes or came last
   uint64_t in_place_ ABSL_GUARDED_BY(mutex_) = 0;  // chunks at version_
+  bool all_pushed_ ABSL_GUARDED_BY(mutex_) = true;
+  std::optional<absl::Time> taken_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
   std::optional<absl::Time> first_ ABSL_GUARDED_BY(mutex_);
   absl::Time last_ ABSL_GUARDED_BY(mutex_);
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);

@@ -22,7 +22,7 @@ class SyntheticModel : public Model {
       : space_(std::move(space)),
         parameters_(space_.size()),
         gradients_(std::make_shared<std::vector<float>>(space_.size())) {
-    FillBenchGradient(0, gradients_.get());
+    FillBenchGradient(0, 0, gradients_.get());
   }
 
   const ParameterSpace& space() const override { return space_; }

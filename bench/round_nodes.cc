@@ -1,17 +1,7 @@
 #include "bench/round_nodes.h"
 
-#include <grpc/grpc.h>
-#include <poll.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <csignal>
-#include <cstdio>
 #include <deque>
-#include <functional>
 #include <map>
 #include <memory>
 #include <thread>
@@ -19,16 +9,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "bench/measure.h"
+#include "bench/parameter_server.h"
+#include "bench/processes.h"
 #include "common/clock.h"
-#include "common/frame.h"
 #include "common/grpc_transport.h"
 #include "common/log.h"
 #include "common/philox.h"
 #include "common/rpc.h"
 #include "common/status_macros.h"
-#include "server/server_node.h"
-#include "server/services.h"
-#include "sluice/v1/scheduler.grpc.pb.h"
 #include "worker/train_loop.h"
 #include "worker/worker_job.h"
 
@@ -36,38 +24,6 @@ namespace sluice {
 namespace {
 
 constexpr uint64_t kWarmUp = 3;  // rounds
-constexpr int kPatienceMs = 120000;
-
-// ---------------------------------------------------------------- pipes
-absl::Status WriteAll(int to, const void* data, size_t bytes) {
-  for (const char* at = static_cast<const char*>(data); bytes > 0;) {
-    const ssize_t n = write(to, at, bytes);
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return absl::UnavailableError("a process of the measurement is gone");
-    at += n;
-    bytes -= static_cast<size_t>(n);
-  }
-  return absl::OkStatus();
-}
-
-absl::Status ReadAll(int from, void* data, size_t bytes) {
-  for (char* at = static_cast<char*>(data); bytes > 0;) {
-    pollfd ready = {from, POLLIN, 0};
-    const int some = poll(&ready, 1, kPatienceMs);
-    if (some < 0 && errno == EINTR) continue;
-    if (some == 0) return absl::DeadlineExceededError("no round for two minutes");
-    const ssize_t n = read(from, at, bytes);
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return absl::UnavailableError("a process of the measurement is gone");
-    at += n;
-    bytes -= static_cast<size_t>(n);
-  }
-  return absl::OkStatus();
-}
-
-struct Pipes {
-  int report = -1, control = -1;  // to the measuring process; from it
-};
 
 // What processes say, each in one write: of a round that has ended, or when they are asked for their CPU seconds.
 struct Said {
@@ -80,10 +36,7 @@ struct Said {
 
 // Each byte asks for the CPU seconds; the pipe's end is the end.
 void AnswerCpu(const Pipes& pipes) {
-  for (char byte;;) {
-    const ssize_t n = read(pipes.control, &byte, 1);
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return;
+  for (char byte; ReadUnlessEnded(pipes.control, &byte, 1);) {
     const Said said{.is_cpu = true, .seconds = CpuSeconds()};
     if (!WriteAll(pipes.report, &said, sizeof(said)).ok()) return;
   }
@@ -98,28 +51,14 @@ absl::StatusOr<std::vector<std::string>> ReadAddresses(const RoundJob& job, int 
 }
 
 // ---------------------------------------------------------------- a server
-// What the server hears from its scheduler; round records go to the measuring process.
-class SchedulerEnd : public StreamHandler {
- public:
-  SchedulerEnd(std::shared_ptr<ByteStream> stream, std::shared_ptr<const Layout> layout, int report)
-      : stream_(std::move(stream)), layout_(std::move(layout)), report_(report) {}
-
-  void OnMessage(grpc::ByteBuffer buffer) override {
-    v1::NodeMessage message;
-    if (!DecodeMessage(buffer, &message)) return stream_->Close(absl::InvalidArgumentError("not a NodeMessage"));
-    if (message.has_problem()) LOG_ERROR("the server reports: {}", message.problem().message());
-    if (message.has_round_record() && !message.round_record().evaluation()) Say(message.round_record());
-    if (!message.has_register_()) return;
-    v1::SchedulerMessage welcome, plan;
-    welcome.mutable_welcome()->set_lease_ms(60000);
-    stream_->Write(EncodeMessage(welcome));
-    *plan.mutable_plan() = layout_->plan();
-    stream_->Write(EncodeMessage(plan));
-  }
-  void OnClosed(const absl::Status&) override { stream_ = nullptr; }
-
- private:
-  void Say(const v1::RoundRecord& record) const {
+absl::Status Serve(const RoundJob& job, uint32_t number, const Pipes& pipes) {
+  ASSIGN_OR_RETURN(const auto server, BenchServer::Listen());
+  const int port = server->port();
+  RETURN_IF_ERROR(WriteAll(pipes.report, &port, sizeof(port)));
+  ASSIGN_OR_RETURN(const std::vector<std::string> addresses, ReadAddresses(job, pipes.control));
+  ASSIGN_OR_RETURN(const auto layout, MakeRoundLayout(job, addresses));
+  const auto say = [&pipes](const v1::RoundRecord& record) {
+    if (record.evaluation()) return;
     Said said{.round = record.round(), .seconds = record.seconds()};
     for (const v1::ReplicaTime& time : record.times()) {
       said.compute += time.compute() / record.times_size();
@@ -127,54 +66,10 @@ class SchedulerEnd : public StreamHandler {
       said.others += time.others() / record.times_size();
       said.verdict += time.verdict() / record.times_size();
     }
-    WriteAll(report_, &said, sizeof(said)).IgnoreError();
-  }
-
-  std::shared_ptr<ByteStream> stream_;
-  const std::shared_ptr<const Layout> layout_;
-  const int report_;
-};
-
-class SessionService final : public v1::SchedulerService::WithRawCallbackMethod_Session<v1::SchedulerService::Service> {
- public:
-  SessionService(std::shared_ptr<const Layout> layout, int report)
-      : acceptor_([layout = std::move(layout), report](std::shared_ptr<ByteStream> stream, const std::string&) {
-          return std::make_shared<SchedulerEnd>(std::move(stream), layout, report);
-        }) {}
-  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Session(grpc::CallbackServerContext* context) override {
-    return NewAcceptedStream(context, acceptor_);
-  }
-
- private:
-  const Acceptor acceptor_;
-};
-
-absl::Status Serve(const RoundJob& job, uint32_t number, const Pipes& pipes) {
-  ParameterServiceImpl parameter_service;
-  ShardServiceImpl shard_service;
-  ASSIGN_OR_RETURN(const auto listener, GrpcServer::Start({}, {&parameter_service, &shard_service}));
-  const int port = listener->port();
-  RETURN_IF_ERROR(WriteAll(pipes.report, &port, sizeof(port)));
-  ASSIGN_OR_RETURN(const std::vector<std::string> addresses, ReadAddresses(job, pipes.control));
-  ASSIGN_OR_RETURN(const auto layout, MakeRoundLayout(job, addresses));
-  SessionService sessions(layout, pipes.report);
-  ASSIGN_OR_RETURN(const auto scheduler, GrpcServer::Start({}, {&sessions}));
-  GrpcTransport transport;
-  ServerOptions options;
-  options.node = RoundNode("server", number);
-  options.address = listener->address();
-  options.scheduler = scheduler->address();
-  options.lanes = 1;
-  options.shared_memory = job.shared_memory;
-  options.transport = &transport;
-  options.on_refused = [](const absl::Status& status) { LOG_ERROR("refused: {}", status.ToString()); };
-  std::unique_ptr<ServerNode> node = ServerNode::Start(options);
-  parameter_service.SetNode(node.get());
-  shard_service.SetNode(node.get());
+    WriteAll(pipes.report, &said, sizeof(said)).IgnoreError();
+  };
+  RETURN_IF_ERROR(server->Serve(layout, RoundNode("server", number), job.shared_memory, say));
   AnswerCpu(pipes);
-  listener->Shutdown();
-  node = nullptr;
-  scheduler->Shutdown();
   return absl::OkStatus();
 }
 
@@ -261,51 +156,8 @@ absl::Status WorkAlone(const RoundJob& job, uint32_t number, const Pipes& pipes)
 }
 
 // ---------------------------------------------------------------- the measuring process
-class Processes {
+class RoundProcesses : public Processes {
  public:
-  using Body = std::function<absl::Status(const Pipes&)>;
-
-  ~Processes() {
-    for (const auto& [pid, pipes] : children_) close(pipes.control);
-    for (const auto& [pid, pipes] : children_) {
-      // In order, unless it does not come to an end.
-      int state = 0;
-      for (int i = 0; i < 1000 && waitpid(pid, &state, WNOHANG) == 0; ++i) usleep(10000);
-      kill(pid, SIGKILL);
-      waitpid(pid, &state, 0);
-      close(pipes.report);
-    }
-  }
-
-  absl::Status Fork(const Body& body) {
-    std::fflush(stdout);  // else it would be printed by both
-    int report[2], control[2];
-    if (pipe(report) != 0 || pipe(control) != 0) return absl::ErrnoToStatus(errno, "pipe");
-    const pid_t parent = getpid(), pid = fork();
-    if (pid < 0) return absl::ErrnoToStatus(errno, "fork");
-    if (pid == 0) {
-      prctl(PR_SET_PDEATHSIG, SIGKILL);
-      if (getppid() != parent) _exit(1);
-      close(report[0]);
-      close(control[1]);
-      for (const auto& [other, pipes] : children_) {
-        close(pipes.control);
-        close(pipes.report);
-      }
-      dup2(STDERR_FILENO, STDOUT_FILENO);  // the log; results are the parent's
-      grpc_init();  // never undone: gRPC's own end can wait 10 s for a timer, and this process just goes
-      const absl::Status status = body({.report = report[1], .control = control[0]});
-      if (!status.ok()) LOG_ERROR("{}", status.ToString());
-      _exit(status.ok() ? 0 : 1);
-    }
-    close(report[1]);
-    close(control[0]);
-    children_.push_back({pid, {.report = report[0], .control = control[1]}});
-    return absl::OkStatus();
-  }
-
-  const Pipes& pipes(size_t i) const { return children_.at(i).second; }
-
   absl::StatusOr<Said> NextRound(size_t i) {
     Said said;
     if (std::deque<Said>& earlier = rounds_[i]; !earlier.empty()) {
@@ -332,7 +184,6 @@ class Processes {
   }
 
  private:
-  std::vector<std::pair<pid_t, Pipes>> children_;
   std::map<size_t, std::deque<Said>> rounds_;  // said while CPU time was asked for
 };
 
@@ -340,7 +191,7 @@ class Processes {
 
 absl::StatusOr<RoundResult> RunRounds(const RoundJob& job, bool alone) {
   const uint32_t servers = alone ? 0 : job.servers;
-  Processes processes;
+  RoundProcesses processes;
   for (uint32_t i = 0; i < servers; ++i) {
     RETURN_IF_ERROR(processes.Fork([&](const Pipes& pipes) { return Serve(job, i, pipes); }));
   }

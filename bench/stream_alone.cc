@@ -99,7 +99,7 @@ class StreamAloneEnd : public StreamHandler {
     if (frame->control.header_size() > 0) Store(*frame);
   }
   void OnClosed(const absl::Status& status) override {
-    if (!status.ok()) LOG_ERROR("the stream ended: {}", std::string(status.message()));
+    if (!status.ok() && !absl::IsUnavailable(status)) LOG_ERROR("the stream ended: {}", std::string(status.message()));
     absl::MutexLock lock(&mutex_);
     closed_ = true;
   }
