@@ -166,6 +166,7 @@ void Connection::Write(int side, grpc::ByteBuffer* message) {
   to.inbox.back().message.Swap(message);
   to.inbox_bytes += bytes;
   executor_->bytes_written += bytes;
+  ++executor_->messages_written[static_cast<size_t>(plane_)];
   Schedule(1 - side);
 }
 

@@ -3,6 +3,7 @@
 #ifndef SLUICE_COMMON_INPROCESS_CONNECTION_H_
 #define SLUICE_COMMON_INPROCESS_CONNECTION_H_
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <deque>
@@ -46,7 +47,8 @@ class Executor {
     for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { Loop(); });
   }
 
-  std::atomic<uint64_t> bytes_written{0};  // of all messages
+  std::atomic<uint64_t> bytes_written{0};                      // of all messages
+  std::array<std::atomic<uint64_t>, 3> messages_written = {};  // by plane
 
   // Runs what is ready to its end, drops what waits for a time.
   void Stop();
@@ -85,9 +87,11 @@ class Executor {
 // Both ends of one stream. The mutex is never held while a handler or an acceptor runs.
 class Connection : public Executor::Job, public std::enable_shared_from_this<Connection> {
  public:
-  Connection(Executor* executor, std::string opener, std::string address, uint64_t delay_key, absl::Duration max_delay)
+  Connection(Executor* executor, std::string opener, std::string address, Plane plane, uint64_t delay_key,
+             absl::Duration max_delay)
       : opener_(std::move(opener)),
         address_(std::move(address)),
+        plane_(plane),
         executor_(executor),
         delay_key_(delay_key),
         max_delay_(max_delay) {}
@@ -154,6 +158,7 @@ class Connection : public Executor::Job, public std::enable_shared_from_this<Con
 
   const std::string opener_;
   const std::string address_;
+  const Plane plane_;
   Executor* const executor_;
   const uint64_t delay_key_;
   const absl::Duration max_delay_;

@@ -83,7 +83,7 @@ std::shared_ptr<ByteStream> InProcessNetwork::State::Open(uint64_t transport, co
   }
   const uint64_t count = opened[{node, address, plane}]++;
   const uint64_t key = inprocess::DelayKey(options.delay_seed, node, address, plane, count);
-  auto connection = std::make_shared<Connection>(&executor, node, address, key, options.max_delay);
+  auto connection = std::make_shared<Connection>(&executor, node, address, plane, key, options.max_delay);
   const std::string obstacle = Obstacle(node, address, plane);
   if (obstacle.empty()) {
     const Accepting& accepting = listeners.find(address)->second;
@@ -217,6 +217,10 @@ void InProcessNetwork::Kill(const std::string& node) {
 }
 
 uint64_t InProcessNetwork::bytes_written() const { return state_->executor.bytes_written; }
+
+uint64_t InProcessNetwork::messages_written(Plane plane) const {
+  return state_->executor.messages_written[static_cast<size_t>(plane)];
+}
 
 void InProcessNetwork::Revive(const std::string& node) {
   absl::MutexLock lock(&state_->mutex);

@@ -61,6 +61,8 @@ class InProcessNetwork {
 
   // Of all messages written so far.
   uint64_t bytes_written() const;
+  // In both directions of streams of this plane.
+  uint64_t messages_written(Plane plane) const;
 
   struct State;
 
