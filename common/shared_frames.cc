@@ -32,6 +32,11 @@ bool SharedFrames::offered() const {
   return offered_;
 }
 
+bool SharedFrames::describes() const {
+  absl::MutexLock lock(&mutex_);
+  return own_mapped_;
+}
+
 bool SharedFrames::OnFrame(const v1::ChunkFrame& frame, bool accept, v1::ChunkFrame* answer) {
   {
     absl::MutexLock lock(&mutex_);

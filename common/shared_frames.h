@@ -32,6 +32,8 @@ class SharedFrames {
   void Offer(std::shared_ptr<const SharedRegion> own, v1::ChunkFrame* frame) ABSL_LOCKS_EXCLUDED(mutex_);
   // Whether the other end has offered memory: it can be answered with an own offer, others are not bothered.
   bool offered() const ABSL_LOCKS_EXCLUDED(mutex_);
+  // Whether the other end has mapped the own offer: payloads that lie there are described.
+  bool describes() const ABSL_LOCKS_EXCLUDED(mutex_);
   // Looks at what a received frame says of memory. Maps it if `accept`. Returns whether `answer` is to be sent.
   bool OnFrame(const v1::ChunkFrame& frame, bool accept, v1::ChunkFrame* answer) ABSL_LOCKS_EXCLUDED(mutex_);
 

@@ -1,5 +1,6 @@
 #include "server/commit_queue.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "common/frame.h"
@@ -43,6 +44,7 @@ void CommitQueue::Flush() {
   absl::MutexLock lock(&mutex_);
   flush_due_ = false;
   Send(/*all=*/true);
+  frame_bytes_ = kMaxFramePayload;
 }
 
 void CommitQueue::OnWritten() {
@@ -51,7 +53,7 @@ void CommitQueue::OnWritten() {
 }
 
 void CommitQueue::Send(bool all) {
-  while (waiting_bytes_ >= kMaxFramePayload || (all && !waiting_.empty())) {
+  while (waiting_bytes_ >= frame_bytes_ || (all && !waiting_.empty())) {
     if (stream_->queued_bytes() >= kCommitWindow) return;
     SendFrame();
   }
@@ -65,7 +67,7 @@ void CommitQueue::SendFrame() {
   for (; next != waiting_.end() && frame.header_size() < kMaxHeaders; ++next) {
     Waiting& waiting = next->second;
     const size_t size = waiting.bytes();
-    if (frame.header_size() > 0 && bytes + size > kMaxFramePayload) break;
+    if (frame.header_size() > 0 && bytes + size > frame_bytes_) break;
     *frame.add_header() = std::move(waiting.header);
     payload.push_back(std::move(waiting.value));
     bytes += size;
@@ -73,6 +75,7 @@ void CommitQueue::SendFrame() {
   stream_->Write(frames_->Encode(&frame, payload));
   waiting_.erase(waiting_.begin(), next);
   waiting_bytes_ -= bytes;
+  frame_bytes_ = frame.shared_size() > 0 ? std::min(2 * frame_bytes_, kMostDescribed) : kMaxFramePayload;
 }
 
 }  // namespace sluice

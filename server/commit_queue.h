@@ -1,7 +1,8 @@
 // What waits to be sent to one worker: values of chunks, coalesced into frames of up to 1 MiB in chunk order. A full
 // frame leaves at once, so that the first chunks of a version travel while the next ones are computed; the rest with
-// Flush. No more than a window is given to the stream at a time: to a slow reader wait references to immutable buffers,
-// of a chunk the newest two versions (a restarting worker needs v-1 first).
+// Flush. Frames that only say where their payload lies grow from one to the next: what they cost is their number. No
+// more than a window is given to the stream at a time: to a slow reader wait references to immutable buffers, of a
+// chunk the newest two versions (a restarting worker needs v-1 first).
 #ifndef SLUICE_SERVER_COMMIT_QUEUE_H_
 #define SLUICE_SERVER_COMMIT_QUEUE_H_
 
@@ -18,6 +19,8 @@ namespace sluice {
 
 // Bytes that wait in a worker's stream before it gets more.
 inline constexpr size_t kCommitWindow = 4 << 20;
+// Payload of one frame that only says where it lies, at most.
+inline constexpr size_t kMostDescribed = 16 << 20;
 
 // Thread-safe.
 class CommitQueue {
@@ -61,6 +64,7 @@ class CommitQueue {
   mutable absl::Mutex mutex_;  // held while a stream's queue is added to, so that a chunk's versions leave in order
   std::map<std::pair<uint64_t, uint64_t>, Waiting> waiting_ ABSL_GUARDED_BY(mutex_);  // by (version, chunk)
   size_t waiting_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  size_t frame_bytes_ ABSL_GUARDED_BY(mutex_) = kMaxFramePayload;  // of the next one
   bool flush_due_ ABSL_GUARDED_BY(mutex_) = false;
   bool fell_behind_ ABSL_GUARDED_BY(mutex_) = false;
 };

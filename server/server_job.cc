@@ -123,7 +123,7 @@ void ServerJob::OnPlan(std::shared_ptr<const Layout> layout) {
   core_.SetTime(options_.clock->Now());
   core_.OnPlan(std::move(layout), source_ != nullptr ? source_->Cuts() : std::vector<v1::ChunkCut>());
   for (auto& [id, stream] : streams_) {
-    SendAck(&stream).IgnoreError();  // what was parked
+    SendAck(&stream);  // what was parked
     OfferMemory(&stream);
   }
   link_delay_ = absl::ZeroDuration();
@@ -216,7 +216,10 @@ absl::Status ServerJob::OnFrame(StreamId id, ParsedFrame frame) {
     if (bytes > 0) value = std::make_shared<PayloadContribution>(std::move(payload));
     RETURN_IF_ERROR(core_.OnPush(id, frame.control.header(i), std::move(value), bytes));
   }
-  if (auto it = streams_.find(id); it != streams_.end()) return SendAck(&it->second);
+  const auto it = streams_.find(id);
+  if (it == streams_.end()) return absl::OkStatus();
+  RETURN_IF_ERROR(CheckUnread(&it->second));
+  if (!frame.control.ack_later()) SendAck(&it->second);
   return absl::OkStatus();
 }
 
@@ -228,7 +231,7 @@ void ServerJob::OfferMemory(WorkerStream* stream) {
   stream->stream->Write(EncodeFrame(offer, {}));
 }
 
-absl::Status ServerJob::SendAck(WorkerStream* stream) {
+absl::Status ServerJob::CheckUnread(WorkerStream* stream) {
   const uint64_t chunks = core_.layout() == nullptr ? 0 : core_.layout()->table().chunks();
   const size_t waiting = stream->stream->queued_bytes();
   stream->unread_frames = waiting < kUnread ? 0 : stream->unread_frames + 1;
@@ -237,11 +240,14 @@ absl::Status ServerJob::SendAck(WorkerStream* stream) {
                                                      " frames came while ", waiting,
                                                      " bytes wait that the client does not read"));
   }
-  if (!std::exchange(stream->ack_due, false)) return absl::OkStatus();
+  return absl::OkStatus();
+}
+
+void ServerJob::SendAck(WorkerStream* stream) {
+  if (!std::exchange(stream->ack_due, false)) return;
   v1::ChunkFrame ack;
   ack.mutable_ack()->set_bytes(stream->taken);
   stream->stream->Write(EncodeFrame(ack, {}));
-  return absl::OkStatus();
 }
 
 void ServerJob::CloseUnread(StreamId id) {

@@ -114,7 +114,9 @@ class ServerJob : public std::enable_shared_from_this<ServerJob>, private ShardA
   void Problem(const absl::Status& status, uint64_t generation);
   void OpenHolderLink() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // RESOURCE_EXHAUSTED where the client pushes on and on without reading.
-  absl::Status SendAck(WorkerStream* stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // RESOURCE_EXHAUSTED: the client sends and sends and does not read.
+  absl::Status CheckUnread(WorkerStream* stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void SendAck(WorkerStream* stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CloseUnread(StreamId id);
   void OfferMemory(WorkerStream* stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void OnHolderLinkClosed(const HolderLink* link, const absl::Status& status);

@@ -152,7 +152,16 @@ void PsClient::Ask(uint64_t generation, size_t server, const v1::LeaseRequest& r
 void PsClient::Push(uint64_t generation, size_t server, const v1::ChunkHeader& header, BorrowedBytes bytes) {
   absl::MutexLock lock(&mutex_);
   Link* link = FindUp(generation, server);
-  if (link != nullptr) link->queue.Add(header, std::move(bytes));
+  if (link == nullptr) return;
+  if (bytes.size > 0) {  // the same for all of a job
+    link->in_region = sharing_.pushes != nullptr && sharing_.pushes->OffsetOf(bytes.data, bytes.size).has_value();
+  }
+  link->queue.Add(header, std::move(bytes));
+}
+
+void PsClient::MoreFollow(bool more) {
+  absl::MutexLock lock(&mutex_);
+  more_ = more;
 }
 
 void PsClient::Flush() {
@@ -181,7 +190,10 @@ void PsClient::Pump(Link& link) {
   if (link.stream == nullptr) return;
   v1::ChunkFrame control;
   std::vector<BorrowedBytes> payload;
-  while (link.queue.Next(&control, &payload)) link.stream->Write(link.frames->Encode(&control, payload));
+  const bool described = link.in_region && link.frames->describes();
+  while (link.queue.Next(&control, &payload, more_, described)) {
+    link.stream->Write(link.frames->Encode(&control, payload));
+  }
 }
 
 void PsClient::Drop(Link& link) {

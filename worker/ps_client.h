@@ -84,6 +84,9 @@ class PsClient {
   // Queues a contribution; it goes with the next Flush or acknowledgement that the window has room for.
   void Push(uint64_t generation, size_t server, const v1::ChunkHeader& header, BorrowedBytes bytes);
   void Flush();
+  // Whether further contributions follow soon, by themselves (each with its Flush): then those that there are may wait
+  // for them, and for acknowledgements. Until the next call. At first: no.
+  void MoreFollow(bool more);
   // Contributions of earlier rounds that still wait are committed already.
   void DropBefore(uint64_t round);
 
@@ -97,6 +100,7 @@ class PsClient {
     std::shared_ptr<SharedFrames> frames;  // of the stream
     bool opening = false;                  // Open was called, its result not yet noted
     PushQueue queue;
+    bool in_region = false;  // contributions lie in the memory that the server may map
     absl::Time next_try;
     absl::Duration delay;
     absl::Time failing_since = absl::InfiniteFuture();
@@ -130,6 +134,7 @@ class PsClient {
   uint64_t generation_ ABSL_GUARDED_BY(mutex_) = 0;
   uint32_t contributor_ ABSL_GUARDED_BY(mutex_) = 0;
   SharedMemoryUse sharing_ ABSL_GUARDED_BY(mutex_);
+  bool more_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<std::unique_ptr<Link>> links_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::shared_ptr<ByteStream>> dropped_ ABSL_GUARDED_BY(mutex_);  // closed by the client's thread
 

@@ -13,11 +13,16 @@ constexpr int kMaxHeaders = 2048;  // of a frame: keeps its control part far bel
 }  // namespace
 
 void PushQueue::Add(v1::ChunkHeader header, BorrowedBytes bytes) {
+  waiting_bytes_ += bytes.size;
   waiting_.push_back({std::move(header), std::move(bytes)});
 }
 
 void PushQueue::DropBefore(uint64_t round) {
-  std::erase_if(waiting_, [round](const Entry& entry) { return entry.header.round() < round; });
+  std::erase_if(waiting_, [&](const Entry& entry) {
+    if (entry.header.round() >= round) return false;
+    waiting_bytes_ -= entry.bytes.size;
+    return true;
+  });
 }
 
 absl::Status PushQueue::Acknowledge(uint64_t bytes) {
@@ -28,22 +33,32 @@ absl::Status PushQueue::Acknowledge(uint64_t bytes) {
   return absl::OkStatus();
 }
 
-bool PushQueue::Next(v1::ChunkFrame* control, std::vector<BorrowedBytes>* payload) {
+bool PushQueue::Next(v1::ChunkFrame* control, std::vector<BorrowedBytes>* payload, bool more, bool described) {
   control->Clear();
   payload->clear();
+  const size_t most = described ? std::max(frame_bytes_, kDescribedPayload) : frame_bytes_;
+  if (described && more && waiting_bytes_ < most) return false;
   size_t bytes = 0;
   while (!waiting_.empty() && control->header_size() < kMaxHeaders) {
     Entry& entry = waiting_.front();
-    const size_t more = entry.bytes.size;
-    if (more > 0 && bytes > 0 && bytes + more > frame_bytes_) break;
-    if (more > 0 && unacknowledged() > 0 && unacknowledged() + more > window_) break;
-    bytes += more;
-    sent_ += more;
+    const size_t size = entry.bytes.size;
+    if (size > 0 && bytes > 0 && bytes + size > most) break;
+    // Without an acknowledgement to come, no more than a quarter of the window is under way: it may be exceeded.
+    if (size > 0 && !described && asked_ > acknowledged_ && unacknowledged() + size > window_) break;
+    bytes += size;
+    sent_ += size;
     *control->add_header() = std::move(entry.header);
-    if (more > 0) payload->push_back(std::move(entry.bytes));
+    if (size > 0) payload->push_back(std::move(entry.bytes));
     waiting_.pop_front();
   }
-  return control->header_size() > 0;
+  if (control->header_size() == 0) return false;
+  waiting_bytes_ -= bytes;
+  if ((waiting_.empty() && !more) || sent_ - asked_ >= window_ / 4) {
+    asked_ = sent_;
+  } else {
+    control->set_ack_later(true);
+  }
+  return true;
 }
 
 }  // namespace sluice

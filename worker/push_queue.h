@@ -14,6 +14,8 @@
 namespace sluice {
 
 inline constexpr size_t kPushWindow = 4 << 20;  // payload bytes sent and not acknowledged, a stream
+// Of a frame that only says where its payload lies: what a server does with 2 MiB takes longer than the wake-up.
+inline constexpr size_t kDescribedPayload = 2 << 20;
 
 // Not thread-safe. Contributions leave in the order in which they were added.
 class PushQueue {
@@ -29,8 +31,12 @@ class PushQueue {
   // was sent; an old acknowledgement changes nothing.
   absl::Status Acknowledge(uint64_t bytes);
   // The next frame that the window lets through: as many neighbours as fit `frame_bytes`, at least one; false where
-  // there is none. One contribution larger than the window goes when nothing is under way.
-  bool Next(v1::ChunkFrame* control, std::vector<BorrowedBytes>* payload);
+  // there is none. One contribution larger than the window goes when no acknowledgement is. Each of them costs both
+  // ends a wake-up: they are asked for after every quarter of the window and with the last frame.
+  // `more`: further contributions are added soon, and then this is called again.
+  // `described`: payloads stay where they lie and cost the server no memory. No window then; and with `more` frames
+  // leave only when they are full, for a frame's cost is in its number.
+  bool Next(v1::ChunkFrame* control, std::vector<BorrowedBytes>* payload, bool more = false, bool described = false);
 
   bool empty() const { return waiting_.empty(); }
   uint64_t unacknowledged() const { return sent_ - acknowledged_; }
@@ -44,7 +50,9 @@ class PushQueue {
   size_t window_;
   size_t frame_bytes_;
   std::deque<Entry> waiting_;
+  size_t waiting_bytes_ = 0;
   uint64_t sent_ = 0;
+  uint64_t asked_ = 0;  // of sent_, for an acknowledgement
   uint64_t acknowledged_ = 0;
 };
 

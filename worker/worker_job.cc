@@ -279,11 +279,14 @@ absl::Status WorkerJob::ParametersNeeded(const Work& work, Range range) {
 }
 
 void WorkerJob::Begin(const Work& work, double count) {
+  gradients_left_ = count > 0 ? model_->space().size() : 0;
   Deliver([&](RoundCore& core) { core.OnBatch(work.generation, work.round, count); });
   CallPushHooks(work);
 }
 
 void WorkerJob::GradientReady(const Work& work, Range range) {
+  gradients_left_ -= range.size();
+  client_.MoreFollow(gradients_left_ > 0);
   Deliver([&](RoundCore& core) { core.OnGradientReady(work.generation, work.round, range); });
   CallPushHooks(work);
 }
@@ -311,6 +314,7 @@ double WorkerJob::GradientNorm(double count) const {
 }
 
 void WorkerJob::Stopped(const Work& work) {
+  client_.MoreFollow(false);
   Deliver([&](RoundCore& core) { core.OnStopped(work.generation); });
 }
 

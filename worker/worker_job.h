@@ -144,6 +144,7 @@ class WorkerJob : private RoundActions, private Rounds, private PsClient::Events
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
   RoundClock times_ ABSL_GUARDED_BY(mutex_);
   std::optional<Work> work_ ABSL_GUARDED_BY(mutex_);  // for Next
+  uint64_t gradients_left_ = 0;                       // of the train thread's round: elements to become ready
   std::vector<InstallOrder> installs_ ABSL_GUARDED_BY(mutex_);
   std::vector<uint64_t> pushed_ ABSL_GUARDED_BY(mutex_);  // for the hooks
   std::optional<v1::NodeMessage> problem_ ABSL_GUARDED_BY(mutex_);

@@ -59,7 +59,8 @@ class CommitQueueTest : public ::testing::Test {
   }
 
   std::shared_ptr<RecordingStream> stream_ = std::make_shared<RecordingStream>();
-  CommitQueue queue_{stream_, std::make_shared<SharedFrames>(), 7};
+  std::shared_ptr<SharedFrames> frames_ = std::make_shared<SharedFrames>();
+  CommitQueue queue_{stream_, frames_, 7};
 };
 
 TEST_F(CommitQueueTest, NeighboursTravelTogetherInChunkOrder) {
@@ -119,6 +120,32 @@ TEST_F(CommitQueueTest, ASlowReaderGetsNoMoreThanAWindowAtATime) {
   queue_.OnWritten();
   EXPECT_EQ(Sent().size(), 4u + 12u);
   EXPECT_EQ(Sent().back(), std::make_pair(uint64_t{5}, uint64_t{5}));
+}
+
+TEST_F(CommitQueueTest, FramesThatOnlyDescribeGrow) {
+  constexpr size_t kElements = (1 << 20) / sizeof(float), kChunks = 40;
+  auto region = SharedRegion::Make(kChunks << 20);
+  ASSERT_TRUE(region.ok()) << region.status();
+  v1::ChunkFrame offer, mapped, none;
+  frames_->Offer(*region, &offer);
+  mapped.set_mapped(true);
+  frames_->OnFrame(mapped, false, &none);
+  const auto add = [&](uint64_t version) {
+    for (uint64_t chunk = 0; chunk < kChunks; ++chunk) {
+      queue_.Add(chunk, version, {v1::F32, kElements, {(*region)->data() + (chunk << 20), 1 << 20, *region}});
+    }
+    queue_.Flush();
+    std::vector<int> sizes;
+    for (const ParsedFrame& frame : stream_->frames) {
+      EXPECT_EQ(frame.payload.size(), 0u);
+      EXPECT_EQ(frame.control.shared_size(), 1) << "neighbours are one piece";
+      sizes.push_back(frame.control.header_size());
+    }
+    stream_->frames.clear();
+    return sizes;
+  };
+  EXPECT_THAT(add(1), ElementsAre(1, 2, 4, 8, 16, 9));
+  EXPECT_THAT(add(2), ElementsAre(1, 2, 4, 8, 16, 9)) << "the next version's first chunk is waited for";
 }
 
 TEST_F(CommitQueueTest, ALargeChunkTravelsAlone) {

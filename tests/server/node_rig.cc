@@ -20,8 +20,8 @@ void StreamEnd::OnMessage(grpc::ByteBuffer message) {
   CHECK(frame.ok(), "{}", frame.status().ToString());
   absl::MutexLock lock(&mutex_);
   if (frame->control.has_ack()) {
-    CHECK(frame->control.ack().bytes() >= acked_);
-    acked_ = frame->control.ack().bytes();
+    CHECK(acks_.empty() || frame->control.ack().bytes() >= acks_.back());
+    acks_.push_back(frame->control.ack().bytes());
   }
   if (frame->control.has_refusal()) refusal_ = frame->control.refusal();
   size_t offset = 0;
@@ -81,7 +81,12 @@ std::vector<uint64_t> StreamEnd::versions(uint64_t chunk) {
 
 bool StreamEnd::AwaitAck(uint64_t bytes) {
   absl::MutexLock lock(&mutex_);
-  return Await([&]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return acked_ >= bytes; });
+  return Await([&]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return !acks_.empty() && acks_.back() >= bytes; });
+}
+
+std::vector<uint64_t> StreamEnd::acks() {
+  absl::MutexLock lock(&mutex_);
+  return acks_;
 }
 
 absl::Status StreamEnd::AwaitClosed() {

@@ -40,6 +40,7 @@ class StreamEnd : public StreamHandler {
   // Versions of the chunk in the order in which they came.
   std::vector<uint64_t> versions(uint64_t chunk);
   bool AwaitAck(uint64_t bytes);
+  std::vector<uint64_t> acks();  // all, in order
   // What the stream closed with.
   absl::Status AwaitClosed();
   std::optional<v1::Refusal> refusal();
@@ -54,7 +55,7 @@ class StreamEnd : public StreamHandler {
   absl::Mutex mutex_;
   std::map<std::pair<uint64_t, uint64_t>, std::vector<float>> values_ ABSL_GUARDED_BY(mutex_);  // (chunk, version)
   std::map<uint64_t, std::vector<uint64_t>> versions_ ABSL_GUARDED_BY(mutex_);
-  uint64_t acked_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::vector<uint64_t> acks_ ABSL_GUARDED_BY(mutex_);
   std::optional<v1::Refusal> refusal_ ABSL_GUARDED_BY(mutex_);
   std::optional<absl::Status> closed_ ABSL_GUARDED_BY(mutex_);
 };

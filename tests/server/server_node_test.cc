@@ -229,6 +229,29 @@ TEST_F(HostileTest, Garbage) {
   ExpectRefused(*end, absl::StatusCode::kInvalidArgument, "must carry hello");
 }
 
+TEST(ServerNodeTest, FramesThatDoNotAskAreAcknowledgedWithTheNextOneThatDoes) {
+  NodeRig rig({.servers = 1});
+  ServerTestPlan plan;
+  plan.servers = 1;
+  const auto layout = plan.Make();
+  rig.SendPlan(layout);
+  const auto stream = rig.Open(0, NodeRigHello(*layout, 0));
+  stream->Write(NodeRigSubscribe(*layout, 0));
+  uint64_t bytes = 0, asked = 0;
+  for (uint64_t chunk = 0; chunk < layout->table().chunks(); ++chunk) {
+    ASSERT_TRUE(stream->AwaitValue(chunk, 0));
+    const bool last = chunk + 1 == layout->table().chunks();
+    v1::ChunkFrame push;
+    *push.add_header() = NodeRigHeader(*layout, 0, 0, chunk, 1);
+    push.set_ack_later(!last && chunk % 2 == 0);
+    stream->Write(push, {std::vector<float>(layout->table().range(chunk).size(), 1)});
+    bytes += layout->table().range(chunk).size() * sizeof(float);
+    asked += !push.ack_later();
+  }
+  EXPECT_TRUE(stream->AwaitAck(bytes));
+  EXPECT_EQ(stream->acks().size(), asked);
+}
+
 TEST(ServerNodeTest, ANewGenerationClosesTheOldStreamsAndServesBothKeptVersions) {
   NodeRig rig({.servers = 2});
   ServerTestPlan plan;

@@ -8,6 +8,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -111,6 +112,71 @@ TEST_F(PushQueueTest, LeavesOutCommittedRounds) {
   Add(2, 10, 3);
   queue_.DropBefore(4);
   EXPECT_THAT(Next(), ElementsAre(1));
+  EXPECT_TRUE(queue_.empty());
+}
+
+// Whether each frame until there is none asks to be acknowledged.
+TEST_F(PushQueueTest, AsksForAcknowledgementsOfAQuarterOfTheWindowAndOfTheEnd) {
+  const auto asks = [this](bool more) {
+    std::vector<bool> out;
+    v1::ChunkFrame control;
+    std::vector<BorrowedBytes> payload;
+    while (queue_.Next(&control, &payload, more)) out.push_back(!control.ack_later());
+    return out;
+  };
+  Add(0, 30);  // 120 bytes
+  EXPECT_THAT(asks(true), ElementsAre(false));
+  Add(1, 30);
+  EXPECT_THAT(asks(true), ElementsAre(false));
+  Add(2, 30);
+  EXPECT_THAT(asks(true), ElementsAre(true)) << "360 of 1000 bytes";
+  Add(3, 30);
+  Add(4, 0);
+  EXPECT_THAT(asks(false), ElementsAre(true)) << "the last one";
+  Add(5, 0);
+  EXPECT_THAT(asks(true), ElementsAre(false));
+  EXPECT_THAT(asks(false), ElementsAre()) << "nothing waits";
+  for (uint64_t chunk = 6; chunk < 9; ++chunk) Add(chunk, 60);
+  EXPECT_THAT(asks(false), ElementsAre(false, true)) << "two frames were let through and the window is full";
+}
+
+// Whatever is added in whatever pieces: where the window holds something back, an acknowledgement is on its way.
+TEST_F(PushQueueTest, NeverWaitsForAnAcknowledgementThatNobodyAskedFor) {
+  const uint64_t seed = std::random_device()();
+  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  std::mt19937_64 random(seed);
+  std::deque<uint64_t> asked;  // bytes that the server will acknowledge
+  uint64_t sent = 0;
+  for (int step = 0; step < 20000; ++step) {
+    if (random() % 2 == 0) Add(0, random() % 3 == 0 ? random() % 600 : random() % 40);
+    v1::ChunkFrame control;
+    std::vector<BorrowedBytes> payload;
+    while (queue_.Next(&control, &payload, /*more=*/random() % 4 != 0)) {
+      for (const BorrowedBytes& bytes : payload) sent += bytes.size;
+      if (!control.ack_later()) asked.push_back(sent);
+    }
+    EXPECT_TRUE(queue_.empty() || !asked.empty()) << "step " << step;
+    if (!asked.empty() && random() % 3 == 0) {
+      ASSERT_TRUE(queue_.Acknowledge(asked.front()).ok());
+      asked.pop_front();
+    }
+  }
+}
+
+TEST_F(PushQueueTest, FramesThatOnlyDescribeLeaveFullWhileMoreFollowsAndKnowNoWindow) {
+  memory_.resize(kDescribedPayload / 8);
+  const auto next = [this](bool more) {
+    v1::ChunkFrame control;
+    std::vector<BorrowedBytes> payload;
+    return queue_.Next(&control, &payload, more, /*described=*/true) ? payload.size() : 0;
+  };
+  Add(0, memory_.size());
+  EXPECT_EQ(next(true), 0u);
+  Add(1, memory_.size());
+  EXPECT_EQ(next(true), 2u);
+  Add(2, memory_.size());
+  EXPECT_EQ(next(true), 0u);
+  EXPECT_EQ(next(false), 1u);
   EXPECT_TRUE(queue_.empty());
 }
 
