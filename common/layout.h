@@ -15,12 +15,6 @@
 
 namespace sluice {
 
-struct Range {
-  uint64_t begin = 0, end = 0;  // elements [begin, end)
-  uint64_t size() const { return end - begin; }
-  bool operator==(const Range&) const = default;
-};
-
 // clamp(P/32, 16384, 262144), rounded up to a multiple of 4096.
 uint64_t DefaultChunkElements(uint64_t parameters);
 // Elements of a norm block: DefaultChunkElements(P), whatever chunk size is forced.

@@ -16,6 +16,12 @@
 
 namespace sluice {
 
+struct Range {
+  uint64_t begin = 0, end = 0;  // elements [begin, end)
+  uint64_t size() const { return end - begin; }
+  bool operator==(const Range&) const = default;
+};
+
 struct Initializer {
   enum Kind { kZeros, kOnes, kNormal, kUniform };
   Kind kind = kZeros;
