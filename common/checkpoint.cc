@@ -137,6 +137,17 @@ std::string CheckpointFolderName(uint64_t timeline, uint64_t version) {
   return absl::StrCat("t", timeline, "-v", version);
 }
 
+std::string ResidualSlot(uint32_t rank) { return absl::StrCat("residual-", rank); }
+
+uint32_t ResidualRanks(const v1::CheckpointManifest& manifest) {
+  const auto has = [&](uint32_t rank) {
+    return std::find(manifest.slots().begin(), manifest.slots().end(), ResidualSlot(rank)) != manifest.slots().end();
+  };
+  uint32_t ranks = 0;
+  while (has(ranks)) ++ranks;
+  return ranks;
+}
+
 std::string StagingFolderName(uint64_t timeline, uint64_t version) {
   return absl::StrCat("staging-", CheckpointFolderName(timeline, version));
 }

@@ -24,6 +24,10 @@ namespace sluice {
 std::string CheckpointFolderName(uint64_t timeline, uint64_t version);  // "t1-v400"
 std::string StagingFolderName(uint64_t timeline, uint64_t version);
 std::string ShardFileName(uint32_t shard, uint32_t shards);
+// Slots of what the ranks' push encodings had left out (error feedback): "residual-0", ...; and how many ranks have
+// one.
+std::string ResidualSlot(uint32_t rank);
+uint32_t ResidualRanks(const v1::CheckpointManifest& manifest);
 
 // Writes one shard's file piece by piece, in any order. Not thread-safe. The header is fixed at creation from the
 // pieces' table, so that bytes can be written as they come (pwrite).

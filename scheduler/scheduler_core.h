@@ -190,6 +190,8 @@ class SchedulerCore {
   // Newest published checkpoint of the present timeline, or what it began from; nullptr: initial values.
   const v1::CheckpointRef* RewindPoint(const JobEntry& job) const;
   bool FinalCheckpointPublished(const JobEntry& job) const;
+  // Whose residuals the job's checkpoints hold; 0: its workers keep none.
+  uint32_t ResidualRanksOf(const JobEntry& job) const;
 
   const SchedulerCoreOptions options_;
   SchedulerActions* const actions_;

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/checkpoint.h"
 #include "common/job_spec.h"
+#include "common/wire_format.h"
 #include "scheduler/scheduler_core.h"
 
 namespace sluice {
@@ -25,6 +26,11 @@ std::string SchedulerCore::CheckpointBase(const JobEntry& job) const {
 bool SchedulerCore::CheckpointAt(const JobEntry& job, uint64_t version) const {
   const uint64_t every = job.spec().checkpoint().every_rounds();
   return version > 0 && (version == job.row.status().rounds() || (every > 0 && version % every == 0));
+}
+
+uint32_t SchedulerCore::ResidualRanksOf(const JobEntry& job) const {
+  const bool kept = ErrorFeedback(job.spec()) && job.spec().train().mode() != v1::TrainSpec::ASYNC;
+  return kept ? static_cast<uint32_t>(job.plan().ranks_size()) : 0;
 }
 
 const v1::CheckpointRef* SchedulerCore::RewindPoint(const JobEntry& job) const {
@@ -139,6 +145,10 @@ void SchedulerCore::Publishable(JobEntry& job, const CheckpointKey& key, absl::T
   manifest.set_shards(job.plan().shards());
   manifest.add_slots("value");
   for (const std::string& slot : OptimizerSlots(job.spec().optimizer())) manifest.add_slots(slot);
+  for (uint32_t i = 0; i < ResidualRanksOf(job); ++i) manifest.add_slots(ResidualSlot(i));
+  if (const v1::JobStatus& status = job.row.status(); status.has_exact_until_round()) {
+    if (status.exact_until_round() <= key.second) manifest.set_exact_until_round(status.exact_until_round());
+  }
   for (const auto& [shard, file] : snapshot.files) *manifest.add_files() = file;
   manifest.set_data_position(key.second * job.spec().train().batch());
   manifest.set_created_unix_seconds(absl::ToDoubleSeconds(now - absl::UnixEpoch()));
@@ -173,6 +183,7 @@ void SchedulerCore::OnPublished(const std::string& job_id, uint64_t timeline, ui
   ref.set_directory(*result);
   ref.set_timeline(timeline);
   ref.set_version(version);
+  ref.set_residuals(ResidualRanksOf(job));
   auto* const all = job.row.mutable_checkpoints();
   const bool known = std::any_of(all->begin(), all->end(), [&](const auto& c) { return Age(c) == Age(ref); });
   if (!known) *all->Add() = ref;

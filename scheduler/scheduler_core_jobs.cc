@@ -6,8 +6,10 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/checkpoint.h"
 #include "common/job_spec.h"
 #include "common/status_macros.h"
+#include "common/wire_format.h"
 #include "scheduler/scheduler_core.h"
 
 namespace sluice {
@@ -68,6 +70,29 @@ absl::Status CheckResume(const v1::JobSpec& spec, uint64_t parameters, const Res
                                                       "; ask for more rounds"));
   }
   return absl::OkStatus();
+}
+
+// What the checkpoint's workers had left out of their gradients: goes on with the ranks that there are now, or is
+// dropped, which is said.
+void ResumeResiduals(const ResumeFrom& from, const v1::JobSpec& spec, v1::CheckpointRef* begins,
+                     v1::JobStatus* status) {
+  const v1::CheckpointManifest& manifest = from.manifest;
+  const auto keeps = [](const v1::JobSpec& s) { return ErrorFeedback(s) && s.train().mode() != v1::TrainSpec::ASYNC; };
+  const uint32_t held = ResidualRanks(manifest), ranks = static_cast<uint32_t>(GangSize(spec.parallel()));
+  if (manifest.has_exact_until_round()) status->set_exact_until_round(manifest.exact_until_round());
+  if (keeps(spec)) begins->set_residuals(held);
+  if (keeps(spec) && held > 0 && held != ranks) {
+    status->add_warnings(absl::StrCat("what was left out of the gradients of ", Count(held, "rank"), " goes on with ",
+                                      Count(ranks, "rank"), ": rank i's with rank i mod ", ranks));
+  }
+  const bool dropped = held > 0 && !keeps(spec), absent = held == 0 && keeps(manifest.spec());
+  if (!dropped && !absent) return;
+  status->set_exact_until_round(
+      std::min(manifest.version(), status->has_exact_until_round() ? status->exact_until_round() : UINT64_MAX));
+  status->add_warnings(absl::StrCat("what ", EncodingName(PushEncoding(manifest.spec())),
+                                    " had left out of the gradients of ", from.directory, " is dropped: ",
+                                    absent ? "the checkpoint does not hold it (an earlier version of Sluice wrote it)"
+                                           : "this job pushes without error feedback"));
 }
 
 // Over the replicas.
@@ -165,6 +190,7 @@ absl::StatusOr<v1::SubmitJobResponse> SchedulerCore::Submit(const v1::SubmitJobR
     begins.set_timeline(resume->manifest.timeline());
     begins.set_version(resume->manifest.version());
     status.set_rounds_done(begins.version());
+    ResumeResiduals(*resume, spec, &begins, &status);
   }
   status.add_warnings(spec.checkpoint().every_rounds() > 0
                           ? absl::StrCat("copies: 1: a lost server costs the rounds since the last published checkpoint"

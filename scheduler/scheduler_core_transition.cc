@@ -265,12 +265,16 @@ void SchedulerCore::Adopt(JobEntry& job, v1::Plan plan, bool rewind, absl::Time 
   for (int i = 0; i < plan.ranks_size() && i < job.row.numeric_profiles_size(); ++i) {
     if (plan.ranks(i).numeric_profile() != job.row.numeric_profiles(i)) inexact();
   }
-  // What a lossy push encoding left out lies in the workers' memory (worker/push_encoder.h).
+  // What a lossy push encoding left out lies in the workers' memory (worker/push_encoder.h), and of the version that
+  // the timeline began with in its checkpoint; in the beginning it is nothing.
+  const v1::CheckpointRef& base = plan.checkpoint();
+  const bool at_hand = plan.start() == base.version() && (!plan.has_checkpoint() || base.residuals() > 0 ||
+                                                          base.directory() == job.row.begins().directory());
   int dropped = 0;
-  for (int i = 0; ErrorFeedback(plan.spec()) && i < plan.ranks_size(); ++i) {
+  for (int i = 0; ErrorFeedback(plan.spec()) && !at_hand && i < plan.ranks_size(); ++i) {
     const bool kept =
         !rewind && i < job.plan().ranks_size() && SameNode(plan.ranks(i).node(), job.plan().ranks(i).node());
-    if (!kept && (plan.start() > 0 || !rewind)) ++dropped;
+    if (!kept) ++dropped;
   }
   if (dropped > 0) inexact();
   std::string text = absl::StrCat("generation ", plan.generation());

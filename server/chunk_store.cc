@@ -103,6 +103,21 @@ absl::Status ChunkSource::Load(const Layout& layout, Range range, float* value,
   return absl::OkStatus();
 }
 
+absl::StatusOr<std::vector<float>> ChunkSource::LoadResidual(Range range, uint32_t rank, uint32_t ranks) const {
+  std::vector<float> sum, more(range.size());
+  const uint32_t held = checkpoint_ != nullptr && resume_ ? ResidualRanks(checkpoint_->manifest()) : 0;
+  for (uint32_t i = rank; i < held; i += ranks) {
+    RETURN_IF_ERROR(checkpoint_->Read(ResidualSlot(i), range.begin, absl::MakeSpan(more)));
+    if (sum.empty()) {
+      sum.swap(more);
+      more.resize(range.size());
+    } else {
+      for (size_t k = 0; k < sum.size(); ++k) sum[k] += more[k];
+    }
+  }
+  return sum;
+}
+
 std::vector<v1::ChunkCut> ChunkSource::Cuts() const {
   std::vector<v1::ChunkCut> cuts;
   if (checkpoint_ == nullptr || !resume_) return cuts;

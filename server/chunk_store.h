@@ -43,6 +43,9 @@ class ChunkSource {
 
   // Fills value and slots (zero unless the checkpoint has them) of the range.
   absl::Status Load(const Layout& layout, Range range, float* value, const std::vector<float*>& slots) const;
+  // What rank `rank` of `ranks` had left out of its gradients, as the plan's checkpoint has it: of its ranks i those
+  // with i mod ranks = rank, added up. Empty where there is none.
+  absl::StatusOr<std::vector<float>> LoadResidual(Range range, uint32_t rank, uint32_t ranks) const;
   // Of an async job's checkpoint: what each chunk holds, by chunk; else empty.
   std::vector<v1::ChunkCut> Cuts() const;
 

@@ -26,15 +26,28 @@ bool CommitQueue::Add(v1::ChunkHeader header, WireValue value) {
   header.set_encoding(value.encoding);
   absl::MutexLock lock(&mutex_);
   if (version >= 2) {
-    if (const auto old = waiting_.find({version - 2, chunk}); old != waiting_.end()) {
+    if (const auto old = waiting_.find({version - 2, true, chunk}); old != waiting_.end()) {
       waiting_bytes_ -= old->second.bytes();
       waiting_.erase(old);
       fell_behind_ = true;
     }
   }
-  Waiting& waiting = waiting_[{version, chunk}];
+  return Insert({version, true, chunk}, {std::move(header), std::move(value.bytes)});
+}
+
+bool CommitQueue::AddLater(v1::ChunkHeader header, std::function<WireValue()> make) {
+  const Key key{header.round(), false, header.chunk()};
+  header.set_generation(generation_);
+  absl::MutexLock lock(&mutex_);
+  BorrowedBytes room;
+  room.size = header.elements() * sizeof(float);
+  return Insert(key, {std::move(header), std::move(room), std::move(make)});
+}
+
+bool CommitQueue::Insert(const Key& key, Waiting added) {
+  Waiting& waiting = waiting_[key];
   waiting_bytes_ -= waiting.bytes();
-  waiting = {std::move(header), std::move(value.bytes)};
+  waiting = std::move(added);
   waiting_bytes_ += waiting.bytes();
   Send(/*all=*/false);
   return !std::exchange(flush_due_, true);
@@ -68,8 +81,14 @@ void CommitQueue::SendFrame() {
     Waiting& waiting = next->second;
     const size_t size = waiting.bytes();
     if (frame.header_size() > 0 && bytes + size > frame_bytes_) break;
+    if (waiting.make != nullptr) {
+      WireValue value = waiting.make();
+      waiting.header.set_elements(value.elements);
+      waiting.header.set_encoding(value.encoding);
+      waiting.value = std::move(value.bytes);
+    }
     *frame.add_header() = std::move(waiting.header);
-    payload.push_back(std::move(waiting.value));
+    if (waiting.value.size > 0) payload.push_back(std::move(waiting.value));
     bytes += size;
   }
   stream_->Write(frames_->Encode(&frame, payload));

@@ -6,8 +6,10 @@
 #ifndef SLUICE_SERVER_COMMIT_QUEUE_H_
 #define SLUICE_SERVER_COMMIT_QUEUE_H_
 
+#include <functional>
 #include <map>
 #include <memory>
+#include <tuple>
 #include <utility>
 
 #include "absl/synchronization/mutex.h"
@@ -33,6 +35,8 @@ class CommitQueue {
   // The same with a header of which chunk and round are set; generation is this stream's, length and encoding the
   // value's.
   bool Add(v1::ChunkHeader header, WireValue value);
+  // Something large that is made only when its turn comes: called once, with the queue locked.
+  bool AddLater(v1::ChunkHeader header, std::function<WireValue()> make);
   // Sends what waits, as far as the window allows; the rest follows by OnWritten.
   void Flush();
   // The stream's event.
@@ -51,8 +55,12 @@ class CommitQueue {
   struct Waiting {
     v1::ChunkHeader header;
     BorrowedBytes value;
+    std::function<WireValue()> make = nullptr;  // AddLater: of `value`, whose size is the most that it can have
     size_t bytes() const { return value.size; }
   };
+  using Key = std::tuple<uint64_t, bool, uint64_t>;  // version, whether it is a value and no residual, chunk
+
+  bool Insert(const Key& key, Waiting added) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // Full frames, with `all` the last one too.
   void Send(bool all) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -62,7 +70,7 @@ class CommitQueue {
   const std::shared_ptr<const SharedFrames> frames_;
   const uint64_t generation_;
   mutable absl::Mutex mutex_;  // held while a stream's queue is added to, so that a chunk's versions leave in order
-  std::map<std::pair<uint64_t, uint64_t>, Waiting> waiting_ ABSL_GUARDED_BY(mutex_);  // by (version, chunk)
+  std::map<Key, Waiting> waiting_ ABSL_GUARDED_BY(mutex_);
   size_t waiting_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   size_t frame_bytes_ ABSL_GUARDED_BY(mutex_) = kMaxFramePayload;  // of the next one
   bool flush_due_ ABSL_GUARDED_BY(mutex_) = false;

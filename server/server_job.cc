@@ -3,13 +3,10 @@
 #include <malloc.h>
 
 #include <algorithm>
-#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "common/checkpoint.h"
 #include "common/frame.h"
-#include "common/job_spec.h"
 #include "common/log.h"
 #include "common/status_macros.h"
 #include "common/version.h"
@@ -54,20 +51,6 @@ absl::StatusOr<std::vector<Payload>> SplitPayload(const ParsedFrame& frame) {
 }
 
 }  // namespace
-
-// One shard's file of a checkpoint that is being written; pieces come from several lanes.
-struct ServerJob::Snapshot {
-  uint32_t shard = 0;
-  uint64_t timeline = 0, version = 0;
-  absl::Mutex mutex;
-  std::string path ABSL_GUARDED_BY(mutex);
-  std::vector<ShardFileWriter::Piece> pieces ABSL_GUARDED_BY(mutex);
-  std::unique_ptr<ShardFileWriter> writer ABSL_GUARDED_BY(mutex);
-  absl::Status status ABSL_GUARDED_BY(mutex);
-  uint64_t left ABSL_GUARDED_BY(mutex) = 0;  // chunks
-  std::set<uint64_t> posted;                 // chunks handed to lanes; guarded by the job's mutex
-  std::vector<v1::ChunkCut> cuts;            // async, of those; guarded by the job's mutex
-};
 
 // The opened end of the stream to the verdict holder.
 class ServerJob::HolderLink : public StreamHandler {
@@ -125,7 +108,11 @@ void ServerJob::OnPlan(std::shared_ptr<const Layout> layout) {
   for (auto& [id, stream] : streams_) {
     SendAck(&stream);  // what was parked
     OfferMemory(&stream);
+    if (!stream.hello.residuals() && stream.hello.generation() == core_.generation()) {
+      ResidualsAbsent(stream.hello.contributor());
+    }
   }
+  ResidualsLost();
   link_delay_ = absl::ZeroDuration();
   OpenHolderLink();
   version_changed_.SignalAll();
@@ -139,7 +126,10 @@ void ServerJob::OnFence(uint64_t generation) {
 
 void ServerJob::OnCheckpointOrder(const v1::CheckpointOrder& order) {
   absl::MutexLock lock(&mutex_);
-  if (!ended_) core_.OnCheckpointOrder(order);
+  if (ended_) return;
+  core_.OnCheckpointOrder(order);
+  if (!core_.ordered().contains(order.version())) return;  // it was passed
+  for (auto& [id, stream] : streams_) AnnounceCheckpoint(stream, order.version());
 }
 
 void ServerJob::OnSchedulerConnected() {
@@ -190,8 +180,11 @@ absl::StatusOr<std::shared_ptr<CommitQueue>> ServerJob::AddStream(StreamId id, s
   s.frames = std::move(frames);
   s.stream = std::move(stream);
   s.who = absl::StrCat(hello.node().name(), " contributor ", hello.contributor());
+  s.hello = hello;
   absl::Status status = core_.OnHello(id, hello);
   if (status.ok()) {
+    for (const uint64_t version : core_.ordered()) AnnounceCheckpoint(s, version);
+    if (!hello.residuals() && core_.generation() == hello.generation()) ResidualsAbsent(hello.contributor());
     // Where the generation is not here yet, its plan brings the offer.
     if (core_.generation() == hello.generation()) OfferMemory(&s);
     return queue;
@@ -213,6 +206,10 @@ absl::Status ServerJob::OnFrame(StreamId id, ParsedFrame frame) {
     Payload& payload = payloads[static_cast<size_t>(i)];
     const uint64_t bytes = payload.size();
     ContributionRef value;
+    if (frame.control.header(i).residual()) {
+      RETURN_IF_ERROR(OnResidual(id, frame.control.header(i), std::move(payload)));
+      continue;
+    }
     if (bytes > 0) value = std::make_shared<PayloadContribution>(std::move(payload));
     RETURN_IF_ERROR(core_.OnPush(id, frame.control.header(i), std::move(value), bytes));
   }
@@ -426,90 +423,6 @@ void ServerJob::Serve(StreamId stream, uint64_t chunk, uint64_t version) {
     if (queue->Add(chunk, version, *std::move(value))) lanes->Post(chunk, [queue] { queue->Flush(); });
     if (queue->fell_behind()) self->CloseUnread(stream);
   });
-}
-
-void ServerJob::Snapshot(uint32_t shard, uint64_t chunk, uint64_t timeline, uint64_t version, const v1::ChunkCut& cut) {
-  mutex_.AssertHeld();
-  std::shared_ptr<struct Snapshot>& snapshot = snapshots_[{shard, version}];
-  if (snapshot == nullptr) {
-    snapshot = std::make_shared<struct Snapshot>();
-    snapshot->shard = shard;
-    snapshot->timeline = timeline;
-    snapshot->version = version;
-    const Layout& layout = *core_.layout();
-    const v1::JobSpec& spec = layout.plan().spec();
-    std::vector<ShardFileWriter::Piece> pieces;
-    std::vector<std::string> slots = OptimizerSlots(spec.optimizer());
-    slots.insert(slots.begin(), "value");
-    for (const std::string& slot : slots) {
-      for (uint64_t c = shard; c < layout.table().chunks(); c += layout.table().shards()) {
-        pieces.push_back({slot, layout.table().range(c).begin, layout.table().range(c).size()});
-      }
-    }
-    const std::string base =
-        absl::StrCat(options_.checkpoint_root, "/",
-                     spec.checkpoint().directory().empty() ? options_.job_id : spec.checkpoint().directory());
-    absl::MutexLock lock(&snapshot->mutex);
-    snapshot->left = layout.table().chunks_of(shard);
-    snapshot->path = absl::StrCat(base, "/", StagingFolderName(timeline, version), "/",
-                                  ShardFileName(shard, layout.table().shards()));
-    snapshot->pieces = std::move(pieces);
-  }
-  if (!snapshot->posted.insert(chunk).second) return;
-  if (core_.layout()->async()) snapshot->cuts.push_back(cut);
-  options_.lanes->Post(chunk, [self = shared_from_this(), store = store_, snapshot, chunk] {
-    bool last;
-    {
-      absl::MutexLock lock(&snapshot->mutex);
-      if (snapshot->writer == nullptr && snapshot->status.ok()) {  // the first chunk of the shard
-        auto writer = ShardFileWriter::Create(snapshot->path, std::move(snapshot->pieces));
-        snapshot->status = writer.status();
-        if (writer.ok()) snapshot->writer = *std::move(writer);
-      }
-      if (snapshot->status.ok()) snapshot->status = store->Save(chunk, snapshot->writer.get());
-      last = --snapshot->left == 0;
-    }
-    if (last) self->options_.background->Post(0, [self, snapshot] { self->FinishSnapshot(snapshot); });
-  });
-}
-
-void ServerJob::FinishSnapshot(std::shared_ptr<struct Snapshot> snapshot) {
-  v1::NodeMessage message;
-  v1::SnapshotDone* done = message.mutable_snapshot_done();
-  done->set_job_id(options_.job_id);
-  done->set_timeline(snapshot->timeline);
-  done->set_version(snapshot->version);
-  done->set_shard(snapshot->shard);
-  {
-    absl::MutexLock lock(&snapshot->mutex);
-    if (snapshot->status.ok()) {
-      absl::StatusOr<v1::CheckpointFile> file = snapshot->writer->Finish();
-      if (file.ok()) {
-        *done->mutable_file() = *std::move(file);
-        done->mutable_file()->set_shard(snapshot->shard);
-      }
-      snapshot->status = file.status();
-    }
-    if (!snapshot->status.ok()) done->set_error(snapshot->status.ToString());
-    snapshot->writer = nullptr;
-  }
-  absl::MutexLock lock(&mutex_);
-  auto it = snapshots_.find({snapshot->shard, snapshot->version});
-  if (ended_ || it == snapshots_.end() || it->second != snapshot) return;  // abandoned
-  if (done->has_file()) done->mutable_file()->mutable_cuts()->Add(snapshot->cuts.begin(), snapshot->cuts.end());
-  snapshots_.erase(it);
-  // Older versions of this shard need not be said again once a newer one is done.
-  std::erase_if(snapshots_done_, [&](const v1::NodeMessage& m) {
-    return m.snapshot_done().shard() == snapshot->shard && m.snapshot_done().version() + 8 < snapshot->version;
-  });
-  snapshots_done_.push_back(message);
-  options_.to_scheduler(message);
-}
-
-void ServerJob::AbandonSnapshots() {
-  mutex_.AssertHeld();
-  snapshots_.clear();
-  snapshots_done_.clear();
 }
 
 void ServerJob::SendNorm(const v1::Member& holder, const v1::NormReport& report) {

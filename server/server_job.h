@@ -82,7 +82,8 @@ class ServerJob : public std::enable_shared_from_this<ServerJob>, private ShardA
     std::shared_ptr<SharedFrames> frames;
     bool offered = false;  // the memory of store_
     std::shared_ptr<CommitQueue> queue;
-    std::string who;             // for people
+    std::string who;  // for people
+    v1::StreamHello hello;
     uint64_t taken = 0;          // payload bytes
     uint64_t unread_frames = 0;  // that came since little enough waited to be read by the client
     bool ack_due = false;
@@ -97,6 +98,7 @@ class ServerJob : public std::enable_shared_from_this<ServerJob>, private ShardA
   void Apply(uint64_t chunk, const v1::Verdict& verdict, bool skip_nonfinite) override;
   void DropPrevious(uint64_t chunk) override;
   void Serve(StreamId stream, uint64_t chunk, uint64_t version) override;
+  void ServeResidual(StreamId stream, uint64_t chunk, uint32_t contributor) override;
   void Snapshot(uint32_t shard, uint64_t chunk, uint64_t timeline, uint64_t version, const v1::ChunkCut& cut) override;
   void AbandonSnapshots() override;
   void SendNorm(const v1::Member& holder, const v1::NormReport& report) override;
@@ -122,6 +124,20 @@ class ServerJob : public std::enable_shared_from_this<ServerJob>, private ShardA
   void OnHolderLinkClosed(const HolderLink* link, const absl::Status& status);
   void OnHolderLinkAlive(const HolderLink* link);
   void FinishSnapshot(std::shared_ptr<struct Snapshot> snapshot);
+  void SnapshotDone(const std::shared_ptr<struct Snapshot>& snapshot, v1::SnapshotDone done)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::shared_ptr<struct Snapshot> MakeSnapshot(uint32_t shard, uint64_t timeline, uint64_t version)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Residuals for checkpoints: server_job_snapshot.cc.
+  absl::Status OnResidual(StreamId id, const v1::ChunkHeader& header, Payload payload)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void AnnounceCheckpoint(const WorkerStream& stream, uint64_t version) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The contributor keeps none: zeros in all open snapshots.
+  void ResidualsAbsent(uint32_t contributor) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Snapshots that lack some, and will not get them as all contributors are past the version, fail.
+  void ResidualsLost() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void SaveResidual(const std::shared_ptr<struct Snapshot>& snapshot, uint64_t chunk, uint32_t contributor,
+                    Payload values, StreamId stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const ServerJobOptions options_;
 

@@ -85,6 +85,8 @@ class ShardActions {
   virtual void Apply(uint64_t chunk, const v1::Verdict& verdict, bool skip_nonfinite) = 0;
   virtual void DropPrevious(uint64_t chunk) = 0;  // only with rules.kept_version off
   virtual void Serve(StreamId stream, uint64_t chunk, uint64_t version) = 0;
+  // What the plan's checkpoint holds as this contributor's residual of the chunk goes to the stream.
+  virtual void ServeResidual(StreamId stream, uint64_t chunk, uint32_t contributor) {}
   // Write value and slots of the chunk, now at `version`, into the shard's file of that checkpoint.
   // `cut` (async only): which contributions the chunk then holds.
   virtual void Snapshot(uint32_t shard, uint64_t chunk, uint64_t timeline, uint64_t version,
@@ -135,6 +137,8 @@ class ShardCore {
   absl::Status OnHello(StreamId stream, const v1::StreamHello& hello);
   // One chunk of a pushed frame. `payload_bytes` is what the frame holds for it.
   absl::Status OnPush(StreamId stream, const v1::ChunkHeader& header, ContributionRef value, uint64_t payload_bytes);
+  // A contributor's residual for the checkpoint of version header.round. Whether it is of the present generation.
+  absl::StatusOr<bool> OnResidual(StreamId stream, const v1::ChunkHeader& header, uint64_t payload_bytes) const;
   absl::Status OnSubscribe(StreamId stream, const v1::Subscribe& subscribe);
   absl::Status OnReport(StreamId stream, const v1::RoundReport& report);
   absl::Status OnLeaseRequest(StreamId stream, const v1::LeaseRequest& request);
@@ -157,6 +161,7 @@ class ShardCore {
   // The lease book; null unless this is the verdict holder of an async job.
   const LeaseBook* book() const { return book_.get(); }
   bool has_previous(uint64_t chunk) const { return chunks_.at(chunk).has_previous; }
+  const std::set<uint64_t>& ordered() const { return ordered_; }  // versions of checkpoints; some may be past
   bool is_holder() const { return layout_ && SameNode(layout_->primary(0).node(), self_); }
   // "job kjv-1 generation 2: round 17: waits for shard 3 report of contributor 1".
   std::string Describe() const;
@@ -203,6 +208,8 @@ class ShardCore {
   absl::StatusOr<Stream*> Admit(StreamId stream, uint64_t generation);
   absl::Status CheckHello(const v1::StreamHello& hello) const;
   absl::Status CheckPush(const Stream& stream, const v1::ChunkHeader& header, uint64_t payload_bytes) const;
+  // Chunk and contributor.
+  absl::Status CheckPlace(const Stream& stream, const v1::ChunkHeader& header) const;
   absl::Status Park(Stream* stream, StreamMessage message, uint64_t payload_bytes);
   absl::Status Replay(StreamId id);
   absl::Status CheckRound(const v1::ChunkHeader& header) const;

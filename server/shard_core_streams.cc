@@ -117,7 +117,7 @@ absl::Status ShardCore::Park(Stream* stream, StreamMessage message, uint64_t pay
   return absl::OkStatus();
 }
 
-absl::Status ShardCore::CheckPush(const Stream& stream, const v1::ChunkHeader& header, uint64_t payload_bytes) const {
+absl::Status ShardCore::CheckPlace(const Stream& stream, const v1::ChunkHeader& header) const {
   const ChunkTable& table = layout_->table();
   if (header.space() != 0) return absl::InvalidArgumentError(absl::StrCat("space ", header.space(), " does not exist"));
   if (header.chunk() >= table.chunks()) {
@@ -136,6 +136,12 @@ absl::Status ShardCore::CheckPush(const Stream& stream, const v1::ChunkHeader& h
     return absl::InvalidArgumentError(absl::StrCat("contributor ", header.contributor(),
                                                    " on the stream of contributor ", stream.hello.contributor()));
   }
+  return absl::OkStatus();
+}
+
+absl::Status ShardCore::CheckPush(const Stream& stream, const v1::ChunkHeader& header, uint64_t payload_bytes) const {
+  RETURN_IF_ERROR(CheckPlace(stream, header));
+  const ChunkTable& table = layout_->table();
   RETURN_IF_ERROR(CheckRound(header));
   const v1::Encoding encoding = PushEncoding(layout_->plan().spec());
   if (header.elements() != 0 && header.encoding() != encoding) {
@@ -161,6 +167,30 @@ absl::Status ShardCore::CheckPush(const Stream& stream, const v1::ChunkHeader& h
         absl::StrCat("chunk ", header.chunk(), ": count ", header.count(), "; expected a finite one, 0 or more"));
   }
   return absl::OkStatus();
+}
+
+absl::StatusOr<bool> ShardCore::OnResidual(StreamId id, const v1::ChunkHeader& header, uint64_t payload_bytes) const {
+  const auto it = streams_.find(id);
+  if (it == streams_.end()) return absl::FailedPreconditionError("a residual before the stream's hello");
+  const Stream& stream = it->second;
+  if (stream.hello.generation() != header.generation()) {
+    return absl::InvalidArgumentError(absl::StrCat("a residual of generation ", header.generation(),
+                                                   " on a stream of generation ", stream.hello.generation()));
+  }
+  if (stream.parked) return absl::FailedPreconditionError("a residual before its plan; first come parameters");
+  if (Fenced()) return false;
+  RETURN_IF_ERROR(CheckPlace(stream, header));
+  if (async() || !ErrorFeedback(layout_->plan().spec())) {
+    return absl::InvalidArgumentError(absl::StrCat("a residual; job ", job_id_, " keeps none (spec.transfer.push)"));
+  }
+  const uint64_t length = layout_->table().range(header.chunk()).size();
+  if ((header.elements() != 0 && header.elements() != length) || header.encoding() != v1::F32 ||
+      payload_bytes != header.elements() * sizeof(float)) {
+    return absl::InvalidArgumentError(absl::StrCat("chunk ", header.chunk(), ": a residual of ", header.elements(),
+                                                   " elements in ", EncodingName(header.encoding()), ", ",
+                                                   payload_bytes, " bytes; expected ", length, " in F32, or none"));
+  }
+  return true;
 }
 
 absl::Status ShardCore::CheckRound(const v1::ChunkHeader& header) const {
@@ -190,6 +220,7 @@ absl::Status ShardCore::OnSubscribe(StreamId id, const v1::Subscribe& subscribe)
     for (auto it = chunks_.lower_bound(want.first_chunk());
          it != chunks_.end() && it->first < want.first_chunk() + want.chunks(); ++it) {
       Chunk& chunk = it->second;
+      if (subscribe.residuals()) actions_->ServeResidual(id, it->first, stream->hello.contributor());
       if (async()) {
         actions_->Answer(id, AnswerOf(it->first));
         continue;

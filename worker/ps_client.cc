@@ -261,6 +261,7 @@ void PsClient::OpenLink(const StreamKey& key, const std::string& address) {
     *hello->mutable_node() = options_.node;
     hello->set_contributor(contributor_);
     hello->set_generation(generation_);
+    hello->set_residuals(options_.residuals);
     if (sharing_.pushes != nullptr) link->frames->Offer(sharing_.pushes, &frame);
     link->stream->Write(EncodeFrame(frame, {}));
   }
@@ -324,6 +325,7 @@ absl::Status PsClient::HandleFrame(const StreamKey& key, grpc::ByteBuffer messag
   if (frame.control.has_lease()) {
     RETURN_IF_ERROR(events_->OnLease(key.generation, key.server, frame.control.lease()));
   }
+  if (frame.control.checkpoint() > 0) events_->OnCheckpoint(key.generation, key.server, frame.control.checkpoint());
   if (frame.control.header_size() == 0) return absl::OkStatus();
   return events_->OnCommits(key.generation, key.server, frame);
 }

@@ -27,6 +27,7 @@ struct PsClientOptions {
   std::string job_id;
   v1::NodeId node;
   Transport* transport = nullptr;  // outlives the client
+  bool residuals = false;          // it sends residuals for checkpoints
   size_t window = kPushWindow;
   // Waits before a broken stream is opened again: doubled from the first to the last until a message has come down.
   absl::Duration first_delay = absl::Milliseconds(10);
@@ -52,7 +53,10 @@ class PsClient {
     virtual ~Events() = default;
     virtual void OnStreamUp(uint64_t generation, size_t server) = 0;
     virtual void OnStreamDown(uint64_t generation, size_t server, const absl::Status& status) = 0;
-    // Commits: headers with their payload (checked to be as long as the headers say). An error closes the stream.
+    // The server was ordered to write a version as a checkpoint. Before the commits of that version.
+    virtual void OnCheckpoint(uint64_t generation, size_t server, uint64_t version) {}
+    // Commits and residuals: headers with their payload (checked to be as long as the headers say). An error closes the
+    // stream.
     virtual absl::Status OnCommits(uint64_t generation, size_t server, const ParsedFrame& frame) = 0;
     // Async: what the verdict holder leased. An error closes the stream.
     virtual absl::Status OnLease(uint64_t generation, size_t server, const v1::Lease& lease) {

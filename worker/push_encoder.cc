@@ -1,6 +1,10 @@
 #include "worker/push_encoder.h"
 
 #include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <utility>
 
 #include "common/log.h"
 #include "common/wire_format.h"
@@ -10,46 +14,151 @@ namespace sluice {
 PushEncoder::PushEncoder(const Layout& layout)
     : encoding_(PushEncoding(layout.plan().spec())),
       top_k_(layout.plan().spec().transfer().push().top_k()),
-      residual_(ErrorFeedback(layout.plan().spec()) ? layout.space().size() : 0),
-      chunks_(layout.table().chunks()) {}
+      feedback_(ErrorFeedback(layout.plan().spec())),
+      table_(layout.table()),
+      chunks_(table_.chunks()) {}
 
-bool PushEncoder::Begin(const Layout& layout, uint32_t replica) {
-  const bool same = timeline_ == layout.plan().timeline() && replica_ == replica;
-  timeline_ = layout.plan().timeline();
+// ---------------------------------------------------------------- generations
+PushEncoder::Start PushEncoder::Begin(const Layout& layout, uint32_t replica) {
+  const v1::Plan& plan = layout.plan();
+  absl::MutexLock lock(&mutex_);
+  const bool first = timeline_ == 0;
+  const bool same = timeline_ == plan.timeline() && replica_ == replica;
+  generation_ = plan.generation();
+  timeline_ = plan.timeline();
   replica_ = replica;
-  if (same || fresh_) return false;
-  for (Chunk& chunk : chunks_) chunk.rounds = 0;
-  std::fill(residual_.begin(), residual_.end(), 0.0f);
-  fresh_ = true;
-  return !residual_.empty();
+  if (same && restoring_ == 0) return Start::kKept;
+  bool held = false;
+  for (Chunk& chunk : chunks_) {
+    held |= chunk.rounds > 0 || chunk.residual != nullptr;
+    chunk.rounds = 0;
+    chunk.residual = nullptr;
+    chunk.levels.clear();
+  }
+  restoring_ = dealt_ = 0;
+  if (feedback_ && plan.has_checkpoint() && plan.checkpoint().residuals() > 0 &&
+      plan.start() == plan.checkpoint().version()) {
+    restoring_ = chunks_.size();
+    return Start::kRestore;
+  }
+  return first || !held || !feedback_ ? Start::kKept : Start::kDropped;
 }
 
-void PushEncoder::Reserve(Chunk* chunk, size_t bytes) {
+void PushEncoder::Restore(uint64_t index, const Payload& values) {
+  std::shared_ptr<float[]> residual;
+  std::vector<uint32_t> levels;
+  if (values.size() > 0) {
+    const size_t n = table_.range(index).size();
+    CHECK(values.size() == n * sizeof(float), "{} bytes of residual for {} elements", values.size(), n);
+    residual = std::make_shared_for_overwrite<float[]>(n);
+    values.CopyTo(residual.get());
+    levels = Levels(residual.get(), n);
+  }
+  absl::MutexLock lock(&mutex_);
+  if (restoring_ == 0) return;
+  --restoring_;
+  chunks_[index].residual = std::move(residual);
+  chunks_[index].levels = std::move(levels);
+}
+
+// ---------------------------------------------------------------- top_k
+std::vector<uint32_t> PushEncoder::Levels(const float* residual, size_t n) const {
+  std::vector<uint32_t> levels;
+  if (encoding_ != v1::TOP_K) return levels;
+  levels.resize(kLevels);
+  for (size_t i = 0; i < n; ++i) ++levels[(std::bit_cast<uint32_t>(residual[i]) & 0x7fffffffu) >> 20];
+  return levels;
+}
+
+// The round's number of values, to chunks by how many of the residual's largest they have: those above a level, and of
+// that level, where the number runs out, all chunks the same share.
+void PushEncoder::Deal(uint64_t round) {
+  std::vector<uint64_t> total(kLevels);
+  for (size_t i = 0; i < chunks_.size(); ++i) {
+    const Chunk& chunk = chunks_[i];
+    if (chunk.levels.empty()) total[0] += table_.range(i).size();
+    for (size_t level = 0; level < chunk.levels.size(); ++level) total[level] += chunk.levels[level];
+  }
+  uint64_t left = TopKCount(TopKDensity(top_k_, round), table_.parameters());
+  size_t cut = kLevels - 1;
+  while (total[cut] < left) left -= total[cut--];
+  const double share = static_cast<double>(left) / static_cast<double>(total[cut]);
+  for (size_t i = 0; i < chunks_.size(); ++i) {
+    Chunk& chunk = chunks_[i];
+    const size_t n = table_.range(i).size();
+    uint64_t count = 0, at_cut = 0;
+    if (chunk.levels.empty()) {
+      at_cut = cut == 0 ? n : 0;
+    } else {
+      for (size_t level = cut + 1; level < kLevels; ++level) count += chunk.levels[level];
+      at_cut = chunk.levels[cut];
+    }
+    count += static_cast<uint64_t>(std::ceil(share * static_cast<double>(at_cut)));
+    chunk.count = std::clamp<uint64_t>(count, 1, n);
+  }
+  dealt_ = round + 1;
+}
+
+// ---------------------------------------------------------------- encoding
+void PushEncoder::Reserve(Chunk* chunk, size_t bytes) const {
   // A transport may still hold the memory of a round that is committed.
   if (chunk->capacity >= bytes && chunk->bytes.use_count() == 1) return;
   chunk->bytes = std::make_shared_for_overwrite<uint8_t[]>(bytes);
   chunk->capacity = bytes;
 }
 
-BorrowedBytes PushEncoder::Encode(const Layout& layout, uint64_t index, uint64_t round, const float* gradient) {
-  Chunk& chunk = chunks_[index];
-  if (chunk.rounds != round + 1) {
+void PushEncoder::Encode(uint64_t index, uint64_t round, const float* gradient) {
+  const size_t n = table_.range(index).size();
+  Chunk work;  // the chunk's memory while it is written: nobody else sees it
+  {
+    absl::MutexLock lock(&mutex_);
+    Chunk& chunk = chunks_[index];
+    if (chunk.rounds == round + 1) return;
     CHECK(chunk.rounds <= round, "chunk {}: round {} is encoded after round {}", index, round, chunk.rounds - 1);
-    const Range range = layout.table().range(index);
-    float* residual = residual_.empty() ? nullptr : residual_.data() + range.begin;
-    if (encoding_ == v1::TOP_K) {
-      const size_t count = TopKCount(TopKDensity(top_k_, round), range.size());
-      Reserve(&chunk, MaxTopKBytes(range.size(), count));
-      chunk.size = EncodeTopK(gradient, residual, range.size(), count, chunk.bytes.get());
-    } else {
-      chunk.size = EncodedBytes(encoding_, range.size());
-      Reserve(&chunk, chunk.size);
-      EncodeValues(encoding_, gradient, residual, range.size(), chunk.bytes.get());
-    }
-    chunk.rounds = round + 1;
-    fresh_ = false;
+    if (encoding_ == v1::TOP_K && dealt_ != round + 1) Deal(round);
+    work = std::move(chunk);
+    chunk = Chunk();
   }
-  return {chunk.bytes.get(), chunk.size, chunk.bytes};
+  if (feedback_ && (work.residual == nullptr || work.residual.use_count() > 1)) {  // held for a checkpoint: a copy
+    auto own = std::make_shared_for_overwrite<float[]>(n);
+    if (work.residual == nullptr) {
+      std::memset(own.get(), 0, n * sizeof(float));
+    } else {
+      std::memcpy(own.get(), work.residual.get(), n * sizeof(float));
+    }
+    work.residual = std::move(own);
+  }
+  if (encoding_ == v1::TOP_K) {
+    Reserve(&work, MaxTopKBytes(n, work.count));
+    work.size = EncodeTopK(gradient, work.residual.get(), n, work.count, work.bytes.get());
+  } else {
+    work.size = EncodedBytes(encoding_, n);
+    Reserve(&work, work.size);
+    EncodeValues(encoding_, gradient, work.residual.get(), n, work.bytes.get());
+  }
+  if (feedback_) work.levels = Levels(work.residual.get(), n);
+  work.rounds = round + 1;
+  absl::MutexLock lock(&mutex_);
+  chunks_[index] = std::move(work);
+}
+
+std::optional<BorrowedBytes> PushEncoder::Bytes(uint64_t generation, uint64_t index, uint64_t round) {
+  absl::MutexLock lock(&mutex_);
+  const auto ready = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return generation_ != generation || chunks_[index].rounds > round;
+  };
+  mutex_.Await(absl::Condition(&ready));
+  const Chunk& chunk = chunks_[index];
+  // A later round's bytes: this one is committed, nobody misses it.
+  if (generation_ != generation || chunk.rounds != round + 1) return std::nullopt;
+  return BorrowedBytes{chunk.bytes.get(), chunk.size, chunk.bytes};
+}
+
+BorrowedBytes PushEncoder::Residual(uint64_t index) const {
+  absl::MutexLock lock(&mutex_);
+  const Chunk& chunk = chunks_[index];
+  if (chunk.residual == nullptr) return {};
+  return {chunk.residual.get(), table_.range(index).size() * sizeof(float), chunk.residual};
 }
 
 }  // namespace sluice

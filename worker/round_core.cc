@@ -65,6 +65,12 @@ void RoundCore::BeginGeneration() {
   phase_ = Phase::kPulling;
   request_.Clear();
   lease_.Clear();
+  feedback_ = ErrorFeedback(plan.spec()) && !async();
+  kept_ = 0;
+  ordered_.assign(servers_.size(), {});
+  const bool restore = actions_->BeginResidual(layout_, rank_);
+  for (Chunk& chunk : chunks_) chunk.lacks_residual = restore;
+  lacking_residual_ = restore ? chunks_.size() : 0;
   actions_->OpenStreams(layout_, servers_);
 }
 
@@ -84,7 +90,7 @@ void RoundCore::Step() {
       if (!busy_ && installing_ == 0) BeginGeneration();
       break;
     case Phase::kPulling:
-      if (at_current_ == chunks_.size()) async() ? BeginLease() : BeginRound();
+      if (at_current_ == chunks_.size() && lacking_residual_ == 0) async() ? BeginLease() : BeginRound();
       break;
     case Phase::kWaiting:
       if (async()) {
@@ -115,6 +121,7 @@ void RoundCore::Settle() {
   // pushes).
   std::erase_if(reports_, [this](const v1::RoundReport& report) { return report.round() + 1 < round_; });
   actions_->AllInPlace(round_);
+  if (feedback_) KeepResidual();
 }
 
 void RoundCore::BeginRound() {
@@ -173,6 +180,8 @@ void RoundCore::OnGradientReady(uint64_t generation, uint64_t round, Range range
 void RoundCore::Issue(uint64_t index) {
   Chunk& chunk = chunks_[index];
   chunk.pushed = round_ + 1;
+  // Also of a chunk that is committed already: what is left out of its gradient counts for the rounds to come.
+  if (count_ > 0) actions_->Encode(index, round_);
   if (async() || chunk.want <= round_ + 1) SendPush(index);  // else it is committed already
   if (chunk.kept) HandOut(index, round_ + 1, std::exchange(chunk.kept, nullptr));
 }
@@ -271,11 +280,15 @@ void RoundCore::OnStreamUp(uint64_t generation, size_t server) {
     }
     want->set_chunks(i + 1 - want->first_chunk());
   }
+  for (const Chunk& chunk : chunks_) {
+    if (chunk.tail == server && chunk.lacks_residual) subscribe.set_residuals(true);
+  }
   if (subscribe.wants_size() > 0) actions_->Subscribe(server, subscribe);
   if (server == holder_) {
     for (const v1::RoundReport& report : reports_) actions_->Report(server, report);
   }
   for (uint64_t i = 0; i < chunks_.size(); ++i) {
+    if (kept_ > 0 && chunks_[i].tail == server && chunks_[i].want <= kept_ + 1) SendResidual(i);
     if (chunks_[i].primary == server && chunks_[i].pushed > 0 && chunks_[i].want <= chunks_[i].pushed) SendPush(i);
   }
 }

@@ -23,11 +23,17 @@
 // stream until their commit is seen. A new generation drops everything of the open round and starts from plan.start,
 // but nothing of it is subscribed or installed before the computing under way has stopped and installs handed out have
 // been made: parameters of two generations never meet in one buffer.
+//
+// Where the push encoding keeps a residual (error feedback), this rank's part of the checkpoint of version V is the
+// residual between its last contribution to round V-1 and its first one to V. It is pushed as soon as every chunk is
+// at V, and again like a contribution until the chunk's commit of V+1 is seen; on a stream it stands before the
+// contribution to V, so that no chunk gets to V+1 before its residuals at V have arrived.
 #ifndef SLUICE_WORKER_ROUND_CORE_H_
 #define SLUICE_WORKER_ROUND_CORE_H_
 
 #include <cstdint>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -63,6 +69,8 @@ class RoundActions {
 
   // On an open stream only.
   virtual void Subscribe(size_t server, const v1::Subscribe& subscribe) = 0;
+  // The chunk's gradient of the round is final: its contribution can be made. Before it is pushed for the first time.
+  virtual void Encode(uint64_t chunk, uint64_t round) {}
   // The contribution to header.chunk; header.elements 0: an empty one. It must stay readable until its commit is seen
   // or the generation ends, that is, until the next AllInPlace (async: StartCompute).
   virtual void Push(size_t server, const v1::ChunkHeader& header) = 0;
@@ -77,6 +85,17 @@ class RoundActions {
 
   // Not in async: every chunk is at `version`. Contributions to rounds before it are committed.
   virtual void AllInPlace(uint64_t version) = 0;
+
+  // ---- with error feedback
+  // A generation begins, before OpenStreams. Whether the residual is to be fetched from the plan's checkpoint: then
+  // InstallResidual of every chunk, each answered by OnResidualInstalled, before a round begins.
+  virtual bool BeginResidual(const std::shared_ptr<const Layout>& layout, uint32_t rank) { return false; }
+  virtual void InstallResidual(uint64_t generation, uint64_t chunk, std::shared_ptr<const CommitValue> value) {}
+  // Nothing is being encoded: the residual as it is now is that of `version`, where it is not kept already. To be kept
+  // until AllInPlace of a later one.
+  virtual void KeepResidual(uint64_t version) {}
+  // The kept one. The shell sets header.elements.
+  virtual void PushResidual(size_t server, const v1::ChunkHeader& header) {}
 
   // In async the core's lease() says which positions, or which slice of the evaluation.
   // Of a round that is computed, parameters may still be on the way: InPlace. An evaluation has all of them.
@@ -114,6 +133,11 @@ class RoundCore {
   // OUT_OF_RANGE: outside the plan or of the protocol; nothing changed, the stream should be closed.
   absl::Status OnCommit(const v1::ChunkHeader& header, std::shared_ptr<const CommitValue> value);
   void OnInstalled(uint64_t generation, uint64_t chunk, uint64_t version);
+  // A residual of the plan's checkpoint, in answer to a subscribe. Errors as OnCommit.
+  absl::Status OnResidual(const v1::ChunkHeader& header, std::shared_ptr<const CommitValue> value);
+  void OnResidualInstalled(uint64_t generation, uint64_t chunk);
+  // The server will write this version, which it has not reached yet, as a checkpoint.
+  void OnCheckpoint(uint64_t generation, size_t server, uint64_t version);
   // Async. Of another generation or request: dropped.
   absl::Status OnLease(const v1::Lease& lease);
   // The round's samples of this replica hold `count` targets; before the first OnGradientReady. With 0 the empty
@@ -155,6 +179,7 @@ class RoundCore {
     // Version that the newest own push issued in this generation makes, its round + 1 (async: of this lease); 0: none.
     uint64_t pushed = 0;
     bool answered = false;                    // async: the subscribe or push of now was
+    bool lacks_residual = false;              // of the plan's checkpoint, asked for and not received yet
     std::shared_ptr<const CommitValue> kept;  // version round_ + 1, received before the push
   };
 
@@ -166,6 +191,12 @@ class RoundCore {
   bool Pushed(const Chunk& chunk) const { return chunk.pushed == round_ + 1; }
   void Issue(uint64_t chunk);
   void SendPush(uint64_t chunk);
+  // ---- round_core_residual.cc
+  static constexpr size_t kMaxOrdered = 1024;  // of one server, which orders one or two at a time
+  bool ResidualWanted(const Chunk& chunk, uint64_t version) const;
+  void KeepResidual();
+  void SendResidual(uint64_t chunk);
+  // ----
   void Keep(v1::RoundReport::Kind kind, uint64_t round, const WorkSum& sum);
   void HandOut(uint64_t chunk, uint64_t version, std::shared_ptr<const CommitValue> value);
   // ---- round_core_async.cc
@@ -196,6 +227,11 @@ class RoundCore {
   double count_before_ = 0;  // and of the one before
   uint64_t at_current_ = 0;  // chunks in place at round_ or later
   uint64_t at_next_ = 0;     // chunks in place at round_ + 1
+
+  bool feedback_ = false;                    // residuals are kept
+  uint64_t lacking_residual_ = 0;            // chunks that wait for theirs
+  uint64_t kept_ = 0;                        // version of the residual that is kept for a checkpoint; 0: none
+  std::vector<std::set<uint64_t>> ordered_;  // [servers] versions from `round_` on that are checkpoints by order
 
   std::vector<ServerEnd> servers_;
   std::vector<bool> up_;  // [servers]

@@ -32,6 +32,7 @@ class PayloadValue : public CommitValue {
       DecodePayload(encoding_, payload_, elements_, memory->Own(version, range));
     }
   }
+  const Payload& payload() const { return payload_; }
 
  private:
   const v1::Encoding encoding_;
@@ -47,11 +48,15 @@ WorkerJob::WorkerJob(const WorkerJobOptions& options, std::shared_ptr<const Layo
       id_(layout->plan().job_id()),
       chunk_elements_(layout->plan().chunk_elements()),
       clips_alone_(layout->async() && layout->plan().spec().optimizer().clip_norm() > 0),
-      core_(options.rules, this),
       encoder_(*layout),
+      core_(options.rules, this),
       layout_(std::move(layout)),
       rank_(rank),
-      client_({.job_id = id_, .node = options.node, .transport = options.transport}, this) {}
+      client_({.job_id = id_,
+               .node = options.node,
+               .transport = options.transport,
+               .residuals = ErrorFeedback(layout_->plan().spec()) && !layout_->async()},
+              this) {}
 
 WorkerJob::~WorkerJob() { client_.Stop(); }
 
@@ -142,22 +147,47 @@ void WorkerJob::Repeat() {
 template <typename Event>
 void WorkerJob::Deliver(Event event) {
   std::vector<InstallOrder> installs;
+  std::vector<PushOrder> pushes;
   {
     absl::MutexLock lock(&mutex_);
     event(core_);
     installs.swap(installs_);
+    pushes.swap(push_orders_);
   }
+  PushEncoded(pushes);
   while (!installs.empty()) {
     for (const InstallOrder& order : installs) {
-      static_cast<const PayloadValue&>(*order.value)
-          .PutInPlace(model_.get(), order.version, order.chunk * chunk_elements_);
+      const auto& value = static_cast<const PayloadValue&>(*order.value);
+      if (order.residual) {
+        encoder_.Restore(order.chunk, value.payload());
+      } else {
+        value.PutInPlace(model_.get(), order.version, order.chunk * chunk_elements_);
+      }
     }
     absl::MutexLock lock(&mutex_);
-    for (const InstallOrder& order : installs) core_.OnInstalled(order.generation, order.chunk, order.version);
+    for (const InstallOrder& order : installs) {
+      if (order.residual) {
+        core_.OnResidualInstalled(order.generation, order.chunk);
+      } else {
+        core_.OnInstalled(order.generation, order.chunk, order.version);
+      }
+    }
     installs.clear();
     installs.swap(installs_);
   }
   client_.Flush();
+}
+
+void WorkerJob::PushEncoded(const std::vector<PushOrder>& orders) {
+  for (const PushOrder& order : orders) {
+    const uint64_t chunk = order.header.chunk(), round = order.header.round();
+    if (order.encode) {
+      encoder_.Encode(chunk, round, model_->gradients() + chunk * chunk_elements_);
+    } else if (const auto bytes = encoder_.Bytes(order.generation, chunk, round); bytes.has_value()) {
+      client_.Push(order.generation, order.server, order.header, *bytes);
+      if (&order != &orders.back()) client_.Flush();  // it travels while the next one is encoded
+    }
+  }
 }
 
 void WorkerJob::Install(uint64_t generation, uint64_t chunk, uint64_t version,
@@ -165,17 +195,15 @@ void WorkerJob::Install(uint64_t generation, uint64_t chunk, uint64_t version,
   installs_.push_back({generation, chunk, version, std::move(value)});
 }
 
+void WorkerJob::InstallResidual(uint64_t generation, uint64_t chunk, std::shared_ptr<const CommitValue> value) {
+  installs_.push_back({generation, chunk, 0, std::move(value), /*residual=*/true});
+}
+
 // ---------------------------------------------------------------- what the core wants
 void WorkerJob::OpenStreams(const std::shared_ptr<const Layout>& layout, const std::vector<ServerEnd>& servers) {
   LOG_INFO("job {} generation {}: rank {} of {}, from version {}, {} servers", id_, layout->generation(), core_.rank(),
            layout->contributors(), layout->plan().start(), servers.size());
   times_.Restart(options_.clock->Now());
-  if (encoder_.Begin(*layout, layout->plan().ranks(static_cast<int>(core_.rank())).data())) {
-    LOG_WARN(
-        "job {} generation {}: what {} had left out of this rank's gradients belongs to another timeline or replica "
-        "and is dropped",
-        id_, layout->generation(), EncodingName(encoder_.encoding()));
-  }
   SharedMemoryUse sharing;
   if (options_.shared_memory) {
     sharing.pushes = model_->gradient_region();
@@ -190,19 +218,54 @@ void WorkerJob::Subscribe(size_t server, const v1::Subscribe& subscribe) {
   client_.Subscribe(core_.generation(), server, subscribe);
 }
 
+void WorkerJob::Encode(uint64_t chunk, uint64_t round) {
+  if (encoder_.encoding() == v1::F32) return;
+  PushOrder& order = push_orders_.emplace_back();
+  order.encode = true;
+  order.header.set_chunk(chunk);
+  order.header.set_round(round);
+}
+
 void WorkerJob::Push(size_t server, const v1::ChunkHeader& header) {
+  if (options_.hooks != nullptr) pushed_.push_back(header.chunk());
+  if (header.elements() > 0) times_.Pushed();
+  if (header.elements() > 0 && header.encoding() != v1::F32) {
+    push_orders_.push_back({.generation = core_.generation(), .server = server, .header = header});
+    return;
+  }
   BorrowedBytes bytes;
   if (header.elements() > 0) {
-    times_.Pushed();
     const float* gradient = model_->gradients() + core_.layout()->table().range(header.chunk()).begin;
-    if (header.encoding() == v1::F32) {
-      bytes = {gradient, header.elements() * sizeof(float), model_->gradient_owner()};
-    } else {
-      bytes = encoder_.Encode(*core_.layout(), header.chunk(), header.round(), gradient);
-    }
+    bytes = {gradient, header.elements() * sizeof(float), model_->gradient_owner()};
   }
   client_.Push(core_.generation(), server, header, std::move(bytes));
-  if (options_.hooks != nullptr) pushed_.push_back(header.chunk());
+}
+
+bool WorkerJob::BeginResidual(const std::shared_ptr<const Layout>& layout, uint32_t rank) {
+  const PushEncoder::Start start = encoder_.Begin(*layout, layout->plan().ranks(static_cast<int>(rank)).data());
+  if (start == PushEncoder::Start::kKept) return false;
+  kept_residual_.clear();
+  kept_version_ = 0;
+  if (start == PushEncoder::Start::kRestore) return true;
+  LOG_WARN(
+      "job {} generation {}: what {} had left out of this rank's gradients belongs to another timeline or replica and "
+      "is dropped",
+      id_, layout->generation(), EncodingName(encoder_.encoding()));
+  return false;
+}
+
+void WorkerJob::KeepResidual(uint64_t version) {
+  if (kept_version_ == version) return;  // in an earlier generation, which may have gone on to encode the round
+  kept_version_ = version;
+  kept_residual_.clear();
+  for (uint64_t i = 0; i < core_.layout()->table().chunks(); ++i) kept_residual_.push_back(encoder_.Residual(i));
+}
+
+void WorkerJob::PushResidual(size_t server, const v1::ChunkHeader& header) {
+  v1::ChunkHeader complete = header;
+  const BorrowedBytes& bytes = kept_residual_[header.chunk()];
+  complete.set_elements(bytes.size / sizeof(float));
+  client_.Push(core_.generation(), server, complete, bytes);
 }
 
 void WorkerJob::Report(size_t server, const v1::RoundReport& report) {
@@ -214,7 +277,10 @@ void WorkerJob::Ask(size_t server, const v1::LeaseRequest& request) {
 }
 
 // Pushes of committed rounds that still wait must not leave any more: their memory will be written.
-void WorkerJob::AllInPlace(uint64_t version) { client_.DropBefore(version); }
+void WorkerJob::AllInPlace(uint64_t version) {
+  client_.DropBefore(version);
+  if (version > kept_version_) kept_residual_.clear();
+}
 
 void WorkerJob::StartCompute(uint64_t generation, uint64_t round) { SetWork(Work::kTrain, generation, round); }
 
@@ -337,6 +403,10 @@ void WorkerJob::OnStreamDown(uint64_t generation, size_t server, const absl::Sta
   Deliver([&](RoundCore& core) { core.OnStreamDown(generation, server); });
 }
 
+void WorkerJob::OnCheckpoint(uint64_t generation, size_t server, uint64_t version) {
+  Deliver([&](RoundCore& core) { core.OnCheckpoint(generation, server, version); });
+}
+
 absl::Status WorkerJob::OnCommits(uint64_t generation, size_t server, const ParsedFrame& frame) {
   absl::Status status;
   Deliver([&](RoundCore& core) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
@@ -348,8 +418,9 @@ absl::Status WorkerJob::OnCommits(uint64_t generation, size_t server, const Pars
       const absl::StatusOr<size_t> bytes = LengthInPayload(header.encoding(), header.elements(), frame.payload, offset);
       status = bytes.status();
       if (!status.ok()) return;
-      status = core.OnCommit(header, std::make_shared<PayloadValue>(header.encoding(), header.elements(),
-                                                                    frame.payload.Sub(offset, *bytes), frame.region));
+      auto value = std::make_shared<PayloadValue>(header.encoding(), header.elements(),
+                                                  frame.payload.Sub(offset, *bytes), frame.region);
+      status = header.residual() ? core.OnResidual(header, std::move(value)) : core.OnCommit(header, std::move(value));
       if (!status.ok()) return;
       offset += *bytes;
     }

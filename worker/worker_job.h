@@ -7,6 +7,9 @@
 // nobody reads the chunk in its round any more, lets the next round read it (ParametersNeeded) only when the install
 // has been reported back, and starts no new generation before every install handed out has been reported back: so a
 // write meets neither the model's reads nor a write of another generation.
+//
+// Contributions in another encoding than float32 are encoded outside of it too, by the train thread when their gradient
+// is ready, and then pushed by whichever thread was told to push them.
 #ifndef SLUICE_WORKER_WORKER_JOB_H_
 #define SLUICE_WORKER_WORKER_JOB_H_
 
@@ -78,12 +81,21 @@ class WorkerJob : private RoundActions, private Rounds, private PsClient::Events
   struct InstallOrder {
     uint64_t generation, chunk, version;
     std::shared_ptr<const CommitValue> value;
+    bool residual = false;
+  };
+  // Encode what header.chunk's gradient has become, or push what was encoded.
+  struct PushOrder {
+    bool encode = false;
+    uint64_t generation = 0;
+    size_t server = 0;
+    v1::ChunkHeader header;
   };
 
-  // Runs one event of the core under the lock, then makes the installs that it (and those they lead to) handed out and
-  // lets pushes go.
+  // Runs one event of the core under the lock, then encodes, makes the installs that it (and those they lead to) handed
+  // out and lets pushes go.
   template <typename Event>
   void Deliver(Event event) ABSL_LOCKS_EXCLUDED(mutex_);
+  void PushEncoded(const std::vector<PushOrder>& orders) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status OpenAndTrain();
   void Problem(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -92,7 +104,14 @@ class WorkerJob : private RoundActions, private Rounds, private PsClient::Events
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CloseStreams() override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Subscribe(size_t server, const v1::Subscribe& subscribe) override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Encode(uint64_t chunk, uint64_t round) override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Push(size_t server, const v1::ChunkHeader& header) override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool BeginResidual(const std::shared_ptr<const Layout>& layout, uint32_t rank) override
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void InstallResidual(uint64_t generation, uint64_t chunk, std::shared_ptr<const CommitValue> value) override
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void KeepResidual(uint64_t version) override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void PushResidual(size_t server, const v1::ChunkHeader& header) override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Report(size_t server, const v1::RoundReport& report) override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Ask(size_t server, const v1::LeaseRequest& request) override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Install(uint64_t generation, uint64_t chunk, uint64_t version, std::shared_ptr<const CommitValue> value) override
@@ -114,6 +133,7 @@ class WorkerJob : private RoundActions, private Rounds, private PsClient::Events
   // PsClient::Events.
   void OnStreamUp(uint64_t generation, size_t server) override;
   void OnStreamDown(uint64_t generation, size_t server, const absl::Status& status) override;
+  void OnCheckpoint(uint64_t generation, size_t server, uint64_t version) override;
   absl::Status OnCommits(uint64_t generation, size_t server, const ParsedFrame& frame) override;
   absl::Status OnLease(uint64_t generation, size_t server, const v1::Lease& lease) override;
   void OnPushesTaken() override;
@@ -134,10 +154,10 @@ class WorkerJob : private RoundActions, private Rounds, private PsClient::Events
   std::unique_ptr<Model> model_;
 
   std::atomic<bool> cancel_ = false;  // of the work under way
+  PushEncoder encoder_;
 
   mutable absl::Mutex mutex_;
   RoundCore core_ ABSL_GUARDED_BY(mutex_);
-  PushEncoder encoder_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<const Layout> layout_ ABSL_GUARDED_BY(mutex_);  // newest plan
   uint32_t rank_ ABSL_GUARDED_BY(mutex_);
   bool open_ ABSL_GUARDED_BY(mutex_) = false;  // data set and model are there: plans go to the core
@@ -146,6 +166,9 @@ class WorkerJob : private RoundActions, private Rounds, private PsClient::Events
   std::optional<Work> work_ ABSL_GUARDED_BY(mutex_);  // for Next
   uint64_t gradients_left_ = 0;                       // of the train thread's round: elements to become ready
   std::vector<InstallOrder> installs_ ABSL_GUARDED_BY(mutex_);
+  std::vector<PushOrder> push_orders_ ABSL_GUARDED_BY(mutex_);
+  std::vector<BorrowedBytes> kept_residual_ ABSL_GUARDED_BY(mutex_);  // [chunks] or none
+  uint64_t kept_version_ ABSL_GUARDED_BY(mutex_) = 0;
   std::vector<uint64_t> pushed_ ABSL_GUARDED_BY(mutex_);  // for the hooks
   std::optional<v1::NodeMessage> problem_ ABSL_GUARDED_BY(mutex_);
 

@@ -5,11 +5,18 @@ Bytes: one job on one server and one worker, real processes; what the kernel cou
 included. The connection outlives the job, so the counters are read when all has been said. A format's bytes are divided by those
 of f32 in the same direction of the same job.
 
+Identity: what was pushed, and what the residuals in the last checkpoint hold, add up to the gradients, across a resume. The learning
+rate is so small that parameters stay as they are, and the momentum the largest below 1, so that the momentum buffer is the sum of
+all mean gradients that servers were sent, but for the 1e-7 that each round takes away.
+
 Quality: the validation loss of the nano configuration after 1,000 rounds on two workers, against f32 of the same seed.
 """
+import os
 import re
 import subprocess
 
+import numpy as np
+import tensors
 from cluster import Cluster, Failed
 from nano import nano_spec
 
@@ -80,6 +87,41 @@ def quality(report, quick):
                                found - base)
 
 
+def slot_of(status, name):
+    """One slot of the job's last checkpoint over the whole parameter space, as float64."""
+    folder = status["last_checkpoint"]["directory"]
+    pieces = {}
+    for file in sorted(os.listdir(folder)):
+        if file.endswith(".safetensors"):
+            for key, data in tensors.read(os.path.join(folder, file)).items():
+                slot, first = key.rsplit(".", 1)
+                if slot == name:
+                    pieces[int(first)] = data.astype(np.float64)
+    return np.concatenate([pieces[first] for first in sorted(pieces)])
+
+
+def identity(report):
+    def spec(rounds, push, workers):
+        s = nano_spec(workers, rounds=rounds)
+        s["optimizer"] = {"sgd": {"learning_rate": 1e-38, "momentum": 0.99999994}}
+        s["train"]["eval_samples"] = 12
+        s["transfer"] = {"push": push}
+        return s
+
+    with Cluster(servers=2, workers=3) as c:
+        sums = slot_of(c.run(spec(6, F32, 2))[1], "momentum")
+        for name, push in (("bf16", BF16), ("f16", {"f16": {}}), ("int8", {"int8": {}}), ("top 1%", {"top_k": {"density": 0.01}})):
+            for workers in (2, 3):
+                half = c.run(spec(3, push, 2))[0]
+                end = c.run(spec(6, push, workers), extra=("--resume", half))[1]
+                left = sum(slot_of(end, "residual-%d" % i) for i in range(workers)) / (12 * 64)
+                error = np.linalg.norm(slot_of(end, "momentum") + left - sums) / np.linalg.norm(sums)
+                report.at_most("push %s, 3 rounds by 2 workers, 3 from the checkpoint by %d: |pushed + residuals - gradients|"
+                               " / |gradients| (left out: %.1e)" % (name, workers, np.linalg.norm(left) / np.linalg.norm(sums)),
+                               1e-6, error)
+
+
 def part_formats(report, folder, quick):
     traffic(report, quick)
+    identity(report)
     quality(report, quick)

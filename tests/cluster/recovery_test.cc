@@ -430,5 +430,35 @@ INSTANTIATE_TEST_SUITE_P(All, RecoveryTest,
                                            Fault::kConnectionsBreak, Fault::kEverythingRestarts, Fault::kMixture),
                          [](const auto& info) { return FaultName(info.param); });
 
+// With error feedback workers have state of their own, which a rewind must find in the checkpoint. All faults that
+// leave the workers alive.
+class FeedbackRecoveryTest : public RecoveryTest {};
+
+TEST_P(FeedbackRecoveryTest, EndsWithTheBitsOfTheUndisturbedRun) {
+  for (const uint64_t seed : {FirstSeed(), FirstSeed() + 1}) {
+    SCOPED_TRACE(absl::StrCat("SLUICE_SEED=", seed));
+    v1::JobSpec spec = Spec(seed);
+    v1::PushSpec* push = spec.mutable_transfer()->mutable_push();
+    if (seed % 2 == 1) {
+      push->mutable_top_k()->set_density(0.05);
+      push->mutable_top_k()->set_warmup_rounds(4);
+    } else {
+      push->mutable_int8();
+    }
+    const std::optional<Outcome> expected = Trial(spec, GetParam(), seed).Train(/*disturbed=*/false);
+    const std::optional<Outcome> outcome = Trial(spec, GetParam(), seed).Train(/*disturbed=*/true);
+    ASSERT_TRUE(expected.has_value() && outcome.has_value());
+    EXPECT_EQ(outcome->hash, expected->hash) << outcome->status.ShortDebugString();
+    EXPECT_FALSE(outcome->status.has_exact_until_round());
+    // Every version that is a checkpoint was written: none waited for something that did not come.
+    EXPECT_EQ(outcome->status.warnings_size(), expected->status.warnings_size()) << outcome->status.ShortDebugString();
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, FeedbackRecoveryTest,
+                         ::testing::Values(Fault::kServerRestarts, Fault::kServerIsLost, Fault::kSchedulerRestarts,
+                                           Fault::kConnectionsBreak),
+                         [](const auto& info) { return FaultName(info.param); });
+
 }  // namespace
 }  // namespace sluice

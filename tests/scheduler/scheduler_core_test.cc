@@ -156,6 +156,48 @@ TEST(SchedulerCore, AResumedJobBeginsAtItsCheckpoint) {
   EXPECT_EQ(f.plan("small-1").timeline(), 2u);
 }
 
+// What workers had left out of their gradients goes on, or the status says that it does not.
+TEST(SchedulerCore, AResumedJobSaysWhatBecomesOfResiduals) {
+  CoreFixture f;
+  f.Server("s0");
+  ResumeFrom from{"/elsewhere/t1-v4", {}};
+  from.manifest.set_parameters(23);
+  from.manifest.set_version(4);
+  for (const char* slot : {"value", "m", "v"}) from.manifest.add_slots(slot);
+  const auto submit = [&](bool feedback) {
+    v1::SubmitJobRequest request;
+    *request.mutable_spec() = SmallSpec(1);
+    if (feedback) request.mutable_spec()->mutable_transfer()->mutable_push()->mutable_int8();
+    const auto response = f.core().Submit(request, from, f.now());
+    EXPECT_TRUE(response.ok()) << response.status();
+    return f.status(response->job_id());
+  };
+  const auto warns = [](const v1::JobStatus& status, const std::string& what) {
+    return std::any_of(status.warnings().begin(), status.warnings().end(),
+                       [&](const std::string& text) { return text.find(what) != std::string::npos; });
+  };
+  EXPECT_FALSE(submit(true).has_exact_until_round()) << "the job before left nothing out";
+  *from.manifest.mutable_spec() = SmallSpec(1);
+  from.manifest.mutable_spec()->mutable_transfer()->mutable_push()->mutable_int8();
+  v1::JobStatus status = submit(true);
+  EXPECT_EQ(status.exact_until_round(), 4u);
+  EXPECT_TRUE(warns(status, "is dropped: the checkpoint does not hold it"));
+  from.manifest.add_slots("residual-0");
+  status = submit(true);
+  EXPECT_FALSE(status.has_exact_until_round());
+  EXPECT_FALSE(warns(status, "left out"));
+  status = submit(false);
+  EXPECT_EQ(status.exact_until_round(), 4u);
+  EXPECT_TRUE(
+      warns(status, "INT8 had left out of the gradients of /elsewhere/t1-v4 is dropped: this job pushes without"));
+  from.manifest.add_slots("residual-1");
+  status = submit(true);
+  EXPECT_FALSE(status.has_exact_until_round());
+  EXPECT_TRUE(warns(status, "what was left out of the gradients of 2 ranks goes on with 1 rank"));
+  from.manifest.set_exact_until_round(3);
+  EXPECT_EQ(submit(true).exact_until_round(), 3u) << "the checkpoint's own";
+}
+
 // ------------------------------------------------------------------------------------------------------ membership
 TEST(SchedulerCore, AnotherProtocolVersionIsRefusedWithBoth) {
   CoreFixture f;

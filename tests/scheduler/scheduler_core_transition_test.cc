@@ -107,6 +107,24 @@ TEST(SchedulerCoreTransition, ADroppedResidualMarksTheEndOfExactness) {
   EXPECT_TRUE(f.HasEvent("what INT8 had left out of the gradients of 1 of 2 ranks is dropped"));
 }
 
+// ... but a rewind goes where the checkpoint has what was left out.
+TEST(SchedulerCoreTransition, ARewindKeepsResidualsThatTheCheckpointHolds) {
+  v1::JobSpec spec = SmallSpec(2);
+  spec.mutable_transfer()->mutable_push()->mutable_int8();
+  RunningJob f(spec);
+  f.Rounds(f.job, 1, 9);
+  f.Checkpoint(f.job, 8);
+  f.Worker("w2");
+  f.Settle();
+  f.Kill("s0");
+  f.Kill("w0");  // who takes its rank begins at the checkpoint too
+  f.Advance(absl::Seconds(3));
+  f.ReportAll(f.job, 9);
+  EXPECT_EQ(f.plan(f.job).start(), 8u);
+  EXPECT_EQ(f.plan(f.job).checkpoint().residuals(), 2u);
+  EXPECT_FALSE(f.status(f.job).has_exact_until_round());
+}
+
 TEST(SchedulerCoreTransition, AnotherProfileIsNotTakenWhereTheJobForbidsIt) {
   v1::JobSpec spec = SmallSpec(2);
   spec.set_allow_profile_change(false);
