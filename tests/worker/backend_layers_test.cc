@@ -167,12 +167,39 @@ TEST_P(BackendLayersTest, Embedding) {
     }
     const Ints at = Put(tokens);
     const Floats token = Put(wte), position = Put(wpe), out = Zeros(n * width);
-    backend_->Embedding(*stream_, batch, length, width, at, token, position, out);
+    backend_->Embedding(*stream_, batch, length, width, at, {0, vocabulary}, token, position, out);
     ExpectNear(Get(out, n * width), x, 1e-6, "Embedding");
-    backend_->EmbeddingGradient(*stream_, batch, length, width, at, Put(dx), token, position);
+    backend_->EmbeddingGradient(*stream_, batch, length, width, at, {0, vocabulary}, Put(dx), token, position);
     ExpectNear(Get(token, vocabulary * width), dwte, 2e-6, "dwte");
     ExpectNear(Get(position, length * width), dwpe, 2e-6, "dwpe");
   }
+}
+
+// Two ranks with two and four rows of the table, the first one with the positions: the sum is the whole.
+TEST_P(BackendLayersTest, EmbeddingOfSomeRows) {
+  const int64_t batch = 3, length = 5, width = 7, n = batch * length, vocabulary = 6;
+  const Numbers wte = RandomNumbers(vocabulary * width, 43), wpe = RandomNumbers(length * width, 44);
+  const Numbers dx = RandomNumbers(n * width, 45);
+  std::vector<int32_t> tokens;
+  for (int64_t i = 0; i < n; ++i) tokens.push_back(static_cast<int32_t>(i * i % 6));
+  const Ints at = Put(tokens);
+  const Floats token = Put(wte), position = Put(wpe), whole = Zeros(n * width), one = Zeros(n * width),
+               two = Zeros(n * width);
+  backend_->Embedding(*stream_, batch, length, width, at, {0, vocabulary}, token, position, whole);
+  backend_->Embedding(*stream_, batch, length, width, at, {0, 2}, token, position, one);
+  backend_->Embedding(*stream_, batch, length, width, at, {2, 4}, token + 2 * width, {}, two);
+  Numbers sum = Get(one, n * width);
+  const Numbers second = Get(two, n * width);
+  for (size_t i = 0; i < sum.size(); ++i) sum[i] += second[i];
+  EXPECT_EQ(sum, Get(whole, n * width));
+
+  const Floats dwte = Zeros(vocabulary * width), dwpe = Zeros(length * width), parts = Zeros(vocabulary * width),
+               positions = Zeros(length * width), d = Put(dx);
+  backend_->EmbeddingGradient(*stream_, batch, length, width, at, {0, vocabulary}, d, dwte, dwpe);
+  backend_->EmbeddingGradient(*stream_, batch, length, width, at, {0, 2}, d, parts, positions);
+  backend_->EmbeddingGradient(*stream_, batch, length, width, at, {2, 4}, d, parts + 2 * width, {});
+  EXPECT_EQ(Get(parts, vocabulary * width), Get(dwte, vocabulary * width));
+  EXPECT_EQ(Get(positions, length * width), Get(dwpe, length * width));
 }
 
 // --- cross-entropy ---
@@ -217,6 +244,51 @@ TEST_P(BackendLayersTest, CrossEntropy) {
                             classes = classes](const Doubles& v) { return CrossEntropyOf(rows, classes, v, targets); },
                            ToDouble(logits)),
                1e-6, "gradient");
+  }
+}
+
+// Ranks hold columns of the logits: the sums of all and each one's part of the gradient.
+TEST_P(BackendLayersTest, CrossEntropyOfSomeClasses) {
+  for (const auto& [n, classes, ranks] :
+       {std::tuple<int64_t, int64_t, int64_t>{0, 4, 2}, {1, 2, 2}, {9, 7, 3}, {5, 65, 2}, {50, 33, 4}, {4, 6, 1}}) {
+    Numbers logits = RandomNumbers(n * classes, 52, 8);
+    if (n == 9) logits[3 * classes + 5] = logits[3 * classes + 1] = 100;  // a tie between two ranks
+    std::vector<int32_t> targets;
+    for (int64_t i = 0; i < n; ++i) targets.push_back(static_cast<int32_t>(i * 5 % (classes + 1)) - 1);
+    const View<double> expected = Put(Doubles{1, 2, 3});
+    const Floats whole = Put(logits);
+    const Ints target = Put(targets);
+    backend_->CrossEntropy(*stream_, n, classes, whole, target, true, expected);
+    const Numbers gradient = Get(whole, n * classes);
+    const Floats parts = Zeros(ranks * n * 4);
+    std::vector<TableRows> rows;
+    std::vector<Floats> own;
+    for (int64_t r = 0; r < ranks; ++r) {
+      const int64_t first = classes * r / ranks;
+      rows.push_back({first, classes * (r + 1) / ranks - first});
+      Numbers columns;
+      for (int64_t i = 0; i < n; ++i) {
+        columns.insert(columns.end(), logits.begin() + i * classes + first,
+                       logits.begin() + i * classes + first + rows[r].count);
+      }
+      own.push_back(Put(columns));
+      backend_->CrossEntropyPart(*stream_, n, rows[r], own[r], target, parts + r * n * 4);
+    }
+    for (int64_t r = 0; r < ranks; ++r) {
+      const View<double> sums = Put(Doubles{1, 2, 3});
+      backend_->CrossEntropyJoin(*stream_, n, rows[r], ranks, own[r], target, parts, true, sums);
+      const Doubles found = Get(sums, 3), wanted = Get(expected, 3);
+      EXPECT_NEAR(found[0], wanted[0], 1e-5 * std::abs(wanted[0]));
+      EXPECT_EQ(found[1], wanted[1]);
+      EXPECT_EQ(found[2], wanted[2]);
+      const Numbers part = Get(own[r], n * rows[r].count);
+      for (int64_t i = 0; i < n; ++i) {
+        for (int64_t j = 0; j < rows[r].count; ++j) {
+          EXPECT_NEAR(part[i * rows[r].count + j], gradient[i * classes + rows[r].first + j], 1e-6)
+              << "rank " << r << " row " << i << " column " << j;
+        }
+      }
+    }
   }
 }
 

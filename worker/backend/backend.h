@@ -68,6 +68,11 @@ class Event {
   virtual absl::Status Wait() const = 0;
 };
 
+// Rows of a table (a token embedding, the classes of a softmax) that one rank holds.
+struct TableRows {
+  int64_t first = 0, count = 0;
+};
+
 struct AttentionShape {
   int64_t batch = 0, length = 0, heads = 0, head_width = 0;  // B, T, H, D
 };
@@ -142,12 +147,13 @@ class Backend {
                                  Floats dqkv) = 0;
 
   // --- embedding ---
-  // x [B, T, C] = wte[tokens[b, t]] + wpe[t]; tokens within the table (the caller has checked).
-  virtual void Embedding(Stream& stream, int64_t batch, int64_t length, int64_t width, Ints tokens, Floats wte,
-                         Floats wpe, Floats x) = 0;
-  // dwte +=, dwpe +=, rows in order (b, t): equal tokens add up in that order.
-  virtual void EmbeddingGradient(Stream& stream, int64_t batch, int64_t length, int64_t width, Ints tokens, Floats dx,
-                                 Floats dwte, Floats dwpe) = 0;
+  // x [B, T, C] = wte[tokens[b, t] - rows.first] + wpe[t], where wte holds the table's rows [first, first + count) and
+  // other tokens get zeros; without a buffer in wpe nothing is added.
+  virtual void Embedding(Stream& stream, int64_t batch, int64_t length, int64_t width, Ints tokens, TableRows rows,
+                         Floats wte, Floats wpe, Floats x) = 0;
+  // dwte +=, dwpe += (without a buffer: not), rows in order (b, t): equal tokens add up in that order.
+  virtual void EmbeddingGradient(Stream& stream, int64_t batch, int64_t length, int64_t width, Ints tokens,
+                                 TableRows rows, Floats dx, Floats dwte, Floats dwpe) = 0;
 
   // --- cross-entropy ---
   // sums[0..3) += loss in nats, targets that count, targets that are the first largest logit. Targets in [-1, classes),
@@ -155,7 +161,16 @@ class Backend {
   // (rows without a target by zeros).
   virtual void CrossEntropy(Stream& stream, int64_t rows, int64_t classes, Floats logits, Ints targets, bool gradient,
                             View<double> sums) = 0;
-  // The same for two classes and one logit a row, that of class 1: p = 1 / (1 + exp(-logit)). Targets in [-1, 2). A
+  // The same where ranks hold the logits of some classes each, rows.count columns of `logits`, in two steps.
+  // parts [rows, 4]: the largest logit; the sum of exp(logit - largest); the target's logit (0 where it is another
+  // rank's); the index of the first largest logit among all classes, exact below 2^24.
+  virtual void CrossEntropyPart(Stream& stream, int64_t n, TableRows rows, Floats logits, Ints targets,
+                                Floats parts) = 0;
+  // From the parts of all ranks in the order of their classes, [ranks, n, 4]: the same sums on every rank, and the
+  // gradient of the own logits.
+  virtual void CrossEntropyJoin(Stream& stream, int64_t n, TableRows rows, int64_t ranks, Floats logits, Ints targets,
+                                Floats parts, bool gradient, View<double> sums) = 0;
+  // CrossEntropy for two classes and one logit a row, that of class 1: p = 1 / (1 + exp(-logit)). Targets in [-1, 2). A
   // logit above 0 answers 1, others 0. `gradient`: logits [rows] are replaced by p - target.
   virtual void SigmoidCrossEntropy(Stream& stream, int64_t rows, Floats logits, Ints targets, bool gradient,
                                    View<double> sums) = 0;

@@ -165,18 +165,22 @@ void HostBackend::AttentionGradient(Stream& stream, AttentionShape shape, Floats
   });
 }
 
-void HostBackend::Embedding(Stream& stream, int64_t batch, int64_t length, int64_t width, Ints tokens, Floats wte,
-                            Floats wpe, Floats x) {
-  Launch(stream, {tokens.buffer, wte.buffer, wpe.buffer, x.buffer}, [=](TaskPool& pool) {
-    kernels::Embedding(pool, batch, length, width, At(tokens), At(wte), At(wpe), At(x));
+void HostBackend::Embedding(Stream& stream, int64_t batch, int64_t length, int64_t width, Ints tokens, TableRows rows,
+                            Floats wte, Floats wpe, Floats x) {
+  Buffer* const positions = wpe.buffer == nullptr ? wte.buffer : wpe.buffer;
+  Launch(stream, {tokens.buffer, wte.buffer, positions, x.buffer}, [=](TaskPool& pool) {
+    kernels::Embedding(pool, batch, length, width, At(tokens), rows, At(wte), wpe.buffer == nullptr ? nullptr : At(wpe),
+                       At(x));
     return absl::OkStatus();
   });
 }
 
 void HostBackend::EmbeddingGradient(Stream& stream, int64_t batch, int64_t length, int64_t width, Ints tokens,
-                                    Floats dx, Floats dwte, Floats dwpe) {
-  Launch(stream, {tokens.buffer, dx.buffer, dwte.buffer, dwpe.buffer}, [=](TaskPool& pool) {
-    kernels::EmbeddingGradient(pool, batch, length, width, At(tokens), At(dx), At(dwte), At(dwpe));
+                                    TableRows rows, Floats dx, Floats dwte, Floats dwpe) {
+  Buffer* const positions = dwpe.buffer == nullptr ? dwte.buffer : dwpe.buffer;
+  Launch(stream, {tokens.buffer, dx.buffer, dwte.buffer, positions}, [=](TaskPool& pool) {
+    kernels::EmbeddingGradient(pool, batch, length, width, At(tokens), rows, At(dx), At(dwte),
+                               dwpe.buffer == nullptr ? nullptr : At(dwpe));
     return absl::OkStatus();
   });
 }
@@ -185,6 +189,22 @@ void HostBackend::CrossEntropy(Stream& stream, int64_t rows, int64_t classes, Fl
                                bool gradient, View<double> sums) {
   Launch(stream, {logits.buffer, targets.buffer, sums.buffer}, [=](TaskPool& pool) {
     kernels::CrossEntropy(pool, rows, classes, At(logits), At(targets), gradient, At(sums));
+    return absl::OkStatus();
+  });
+}
+
+void HostBackend::CrossEntropyPart(Stream& stream, int64_t n, TableRows rows, Floats logits, Ints targets,
+                                   Floats parts) {
+  Launch(stream, {logits.buffer, targets.buffer, parts.buffer}, [=](TaskPool& pool) {
+    kernels::CrossEntropyPart(pool, n, rows, At(logits), At(targets), At(parts));
+    return absl::OkStatus();
+  });
+}
+
+void HostBackend::CrossEntropyJoin(Stream& stream, int64_t n, TableRows rows, int64_t ranks, Floats logits,
+                                   Ints targets, Floats parts, bool gradient, View<double> sums) {
+  Launch(stream, {logits.buffer, targets.buffer, parts.buffer, sums.buffer}, [=](TaskPool& pool) {
+    kernels::CrossEntropyJoin(pool, n, rows, ranks, At(logits), At(targets), At(parts), gradient, At(sums));
     return absl::OkStatus();
   });
 }

@@ -55,12 +55,15 @@ class HostBackend : public Backend {
   void Attention(Stream& stream, AttentionShape shape, Floats qkv, Floats y, Floats log_sum) override;
   void AttentionGradient(Stream& stream, AttentionShape shape, Floats qkv, Floats y, Floats log_sum, Floats dy,
                          Floats dqkv) override;
-  void Embedding(Stream& stream, int64_t batch, int64_t length, int64_t width, Ints tokens, Floats wte, Floats wpe,
-                 Floats x) override;
-  void EmbeddingGradient(Stream& stream, int64_t batch, int64_t length, int64_t width, Ints tokens, Floats dx,
-                         Floats dwte, Floats dwpe) override;
+  void Embedding(Stream& stream, int64_t batch, int64_t length, int64_t width, Ints tokens, TableRows rows, Floats wte,
+                 Floats wpe, Floats x) override;
+  void EmbeddingGradient(Stream& stream, int64_t batch, int64_t length, int64_t width, Ints tokens, TableRows rows,
+                         Floats dx, Floats dwte, Floats dwpe) override;
   void CrossEntropy(Stream& stream, int64_t rows, int64_t classes, Floats logits, Ints targets, bool gradient,
                     View<double> sums) override;
+  void CrossEntropyPart(Stream& stream, int64_t n, TableRows rows, Floats logits, Ints targets, Floats parts) override;
+  void CrossEntropyJoin(Stream& stream, int64_t n, TableRows rows, int64_t ranks, Floats logits, Ints targets,
+                        Floats parts, bool gradient, View<double> sums) override;
   void SigmoidCrossEntropy(Stream& stream, int64_t rows, Floats logits, Ints targets, bool gradient,
                            View<double> sums) override;
 

@@ -47,15 +47,21 @@ void LayerNorm(TaskPool& pool, int64_t rows, int64_t cols, float epsilon, const 
                const float* bias, float* y, float* mean, float* rstd);
 void LayerNormGradient(TaskPool& pool, int64_t rows, int64_t cols, const float* x, const float* weight,
                        const float* mean, const float* rstd, const float* dy, float* dx, float* dweight, float* dbias);
+
+// cross_entropy.cc
 void CrossEntropy(TaskPool& pool, int64_t rows, int64_t classes, float* logits, const int32_t* targets, bool gradient,
                   double* sums);
+void CrossEntropyPart(TaskPool& pool, int64_t n, TableRows rows, const float* logits, const int32_t* targets,
+                      float* parts);
+void CrossEntropyJoin(TaskPool& pool, int64_t n, TableRows rows, int64_t ranks, float* logits, const int32_t* targets,
+                      const float* parts, bool gradient, double* sums);
 void SigmoidCrossEntropy(int64_t rows, float* logits, const int32_t* targets, bool gradient, double* sums);
 
 // embedding.cc
-void Embedding(TaskPool& pool, int64_t batch, int64_t length, int64_t width, const int32_t* tokens, const float* wte,
-               const float* wpe, float* x);
+void Embedding(TaskPool& pool, int64_t batch, int64_t length, int64_t width, const int32_t* tokens, TableRows rows,
+               const float* wte, const float* wpe, float* x);
 void EmbeddingGradient(TaskPool& pool, int64_t batch, int64_t length, int64_t width, const int32_t* tokens,
-                       const float* dx, float* dwte, float* dwpe);
+                       TableRows rows, const float* dx, float* dwte, float* dwpe);
 
 // attention.cc
 void Attention(TaskPool& pool, AttentionShape shape, const float* qkv, float* y, float* log_sum);

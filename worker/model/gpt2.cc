@@ -218,7 +218,8 @@ absl::Status Gpt2::Reserve(int64_t rows) {
 
 absl::Status Gpt2::Forward(int64_t batch, int64_t length, const std::atomic<bool>* cancel) {
   RETURN_IF_ERROR(Enter(embedding_block(), cancel));
-  backend().Embedding(stream(), batch, length, width_, at_.tokens, parameter(wte_), parameter(wpe_), at_.embedded);
+  backend().Embedding(stream(), batch, length, width_, at_.tokens, {0, vocabulary_}, parameter(wte_), parameter(wpe_),
+                      at_.embedded);
   for (int64_t i = 0; i < layers_; ++i) {
     RETURN_IF_ERROR(ForwardLayer(i, batch, length, cancel));
   }
@@ -281,7 +282,8 @@ absl::Status Gpt2::Backward(int64_t batch, int64_t length, bool first, bool last
     RETURN_IF_ERROR(CheckCancel(cancel));
     RETURN_IF_ERROR(BackwardLayer(i, batch, length, beta, last, ready));
   }
-  backend().EmbeddingGradient(stream(), batch, length, c, at_.tokens, at_.stream, gradient(wte_), gradient(wpe_));
+  backend().EmbeddingGradient(stream(), batch, length, c, at_.tokens, {0, vocabulary_}, at_.stream, gradient(wte_),
+                              gradient(wpe_));
   return last ? Leave(embedding_block(), ready, 0) : absl::OkStatus();
 }
 
