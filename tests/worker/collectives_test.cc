@@ -5,102 +5,17 @@
 
 #include <atomic>
 #include <cstring>
-#include <deque>
 #include <functional>
-#include <map>
-#include <memory>
 #include <random>
 #include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
 #include "common/mesh.h"
+#include "tests/worker/mailroom.h"
 
 namespace sluice {
 namespace {
-
-// Messages of all ranks of a group in one process; from one rank to another no more than `room` wait.
-class Mailroom {
- public:
-  Mailroom(uint32_t ranks, size_t room) : ranks_(ranks), room_(room) {}
-
-  class Rank : public PeerGroup {
-   public:
-    Rank(Mailroom* room, uint32_t rank) : room_(room), rank_(rank) {}
-    uint32_t rank() const override { return rank_; }
-    uint32_t size() const override { return room_->ranks_; }
-    absl::Status Send(uint32_t to, absl::Span<const float> values) override {
-      return room_->Put(rank_, to, {values.begin(), values.end()});
-    }
-    absl::Status Receive(uint32_t from, absl::Span<float> values) override { return room_->Take(from, rank_, values); }
-
-   private:
-    Mailroom* const room_;
-    const uint32_t rank_;
-  };
-
-  // Every send and receive from now on fails, those that wait too.
-  void Break() {
-    absl::MutexLock lock(&mutex_);
-    broken_ = true;
-  }
-  size_t messages() const {
-    absl::MutexLock lock(&mutex_);
-    return messages_;
-  }
-  // Of the rank that sent the most.
-  size_t most_floats() const {
-    absl::MutexLock lock(&mutex_);
-    size_t most = 0;
-    for (const auto& [rank, floats] : floats_) most = std::max(most, floats);
-    return most;
-  }
-  bool empty() const {
-    absl::MutexLock lock(&mutex_);
-    for (const auto& [link, waiting] : waiting_) {
-      if (!waiting.empty()) return false;
-    }
-    return true;
-  }
-
- private:
-  using Link = std::pair<uint32_t, uint32_t>;
-
-  absl::Status Put(uint32_t from, uint32_t to, std::vector<float> values) {
-    EXPECT_NE(from, to);
-    absl::MutexLock lock(&mutex_);
-    std::deque<std::vector<float>>& waiting = waiting_[{from, to}];
-    const auto ready = [&]() { return broken_ || waiting.size() < room_; };
-    mutex_.Await(absl::Condition(&ready));
-    if (broken_) return absl::CancelledError("broken");
-    ++messages_;
-    floats_[from] += values.size();
-    waiting.push_back(std::move(values));
-    return absl::OkStatus();
-  }
-  absl::Status Take(uint32_t from, uint32_t to, absl::Span<float> values) {
-    absl::MutexLock lock(&mutex_);
-    std::deque<std::vector<float>>& waiting = waiting_[{from, to}];
-    const auto ready = [&]() { return broken_ || !waiting.empty(); };
-    mutex_.Await(absl::Condition(&ready));
-    if (broken_) return absl::CancelledError("broken");
-    EXPECT_EQ(waiting.front().size(), values.size());
-    if (waiting.front().size() == values.size()) {
-      std::copy(waiting.front().begin(), waiting.front().end(), values.begin());
-    }
-    waiting.pop_front();
-    return absl::OkStatus();
-  }
-
-  const uint32_t ranks_;
-  const size_t room_;
-  mutable absl::Mutex mutex_;
-  bool broken_ = false;
-  std::map<Link, std::deque<std::vector<float>>> waiting_;
-  std::map<uint32_t, size_t> floats_;
-  size_t messages_ = 0;
-};
 
 constexpr size_t kDirect = 20, kPiece = 7;  // small, so that all paths are short
 
@@ -159,8 +74,7 @@ class CollectivesTest : public ::testing::TestWithParam<std::tuple<uint32_t, siz
 };
 
 INSTANTIATE_TEST_SUITE_P(RanksAndSizes, CollectivesTest,
-                         ::testing::Combine(::testing::Values(1, 2, 3, 4, 5, 6, 7, 8),
-                                            ::testing::Values(0, 1, 7, 8, 20, 21, 57, 1001)),
+                         ::testing::Combine(::testing::Values(1, 2, 3, 5, 8), ::testing::Values(0, 1, 8, 21, 57, 400)),
                          [](const auto& info) {
                            return absl::StrCat(std::get<0>(info.param), "ranks", std::get<1>(info.param), "floats");
                          });
@@ -212,7 +126,7 @@ TEST(CollectivesBarrierTest, NobodyPassesBeforeTheLastHasCome) {
     Arrays x(ranks);
     std::atomic<uint32_t> came = 0;
     OnAll(&x, [&](Collectives& c, absl::Span<float>) {
-      for (uint32_t i = 1; i <= 20; ++i) {
+      for (uint32_t i = 1; i <= 8; ++i) {
         ++came;
         if (absl::Status status = c.Barrier(); !status.ok()) return status;
         EXPECT_GE(came, i * ranks);
@@ -231,7 +145,7 @@ TEST(CollectivesSequenceTest, ManyInARow) {
     Arrays x = Random(ranks, 300, seed);
     OnAll(&x, [&](Collectives& c, absl::Span<float> v) {
       std::mt19937 random(seed);  // the same on every rank
-      for (int i = 0; i < 100; ++i) {
+      for (int i = 0; i < 40; ++i) {
         const absl::Span<float> some = v.first(random() % v.size());
         const uint32_t kind = random() % 5, root = random() % ranks;
         absl::Status status;

@@ -93,6 +93,8 @@ class Backend {
   // Where kernels compute in host memory: a buffer over memory of AllocateHost (kept alive by the buffer), so that no
   // copy is needed. Else nullptr.
   virtual std::shared_ptr<Buffer> WrapHost(std::shared_ptr<void> host, int64_t bytes) = 0;
+  // The same of any elements while the stream that computes them is empty; else nullptr.
+  virtual float* InHost(Floats at) { return nullptr; }
   // Host memory must stay valid and (Upload) unchanged until the stream has passed the copy.
   virtual void Upload(Stream& stream, const void* host, Buffer* to, int64_t first_byte, int64_t bytes) = 0;
   virtual void Download(Stream& stream, Buffer* from, int64_t first_byte, int64_t bytes, void* host) = 0;

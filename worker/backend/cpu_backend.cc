@@ -45,6 +45,10 @@ class CpuBackend : public HostBackend {
     return std::make_shared<OwningBuffer>(std::move(host), bytes);
   }
 
+  float* InHost(Floats at) override {
+    return static_cast<float*>(static_cast<HostBuffer*>(at.buffer)->memory()) + at.first;
+  }
+
   std::unique_ptr<Stream> NewStream() override { return std::make_unique<CpuStream>(); }
 
   std::shared_ptr<Event> Record(Stream& stream) override {

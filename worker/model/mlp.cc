@@ -18,7 +18,7 @@ class Mlp : public ModelBase {
   // `widths`: inputs, hidden, outputs. `prefixes`: of the tensors' names, by layer.
   Mlp(std::vector<int64_t> widths, std::vector<std::string> prefixes, bool logistic, ParameterSpace space,
       Backend* backend)
-      : ModelBase(backend, std::move(space)),
+      : ModelBase(backend, space, {{0, space.size()}}),
         widths_(std::move(widths)),
         prefixes_(std::move(prefixes)),
         logistic_(logistic) {}

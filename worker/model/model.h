@@ -10,12 +10,15 @@
 
 #include "absl/status/statusor.h"
 #include "common/layout.h"
+#include "common/mesh.h"
 #include "common/model_layout.h"
 #include "common/shared_memory.h"
 #include "sluice/v1/job.pb.h"
 #include "worker/backend/backend.h"
 #include "worker/data/dataset.h"
 #include "worker/model/parameter_memory.h"
+#include "worker/parallel/collectives.h"
+#include "worker/parallel/pipeline_schedule.h"
 
 namespace sluice {
 
@@ -66,12 +69,26 @@ class Model {
   virtual absl::StatusOr<LossSum> ForwardBackward(const std::vector<Batch>& microbatches, const ParameterGate& needed,
                                                   const GradientSink& ready, const std::atomic<bool>* cancel) = 0;
   virtual absl::StatusOr<LossSum> Evaluate(const Batch& batch, const std::atomic<bool>* cancel) = 0;
-  // Token models: logits of the last position, [vocabulary]. UNIMPLEMENTED for others.
+  // Whole token models: logits of the last position, [vocabulary]. UNIMPLEMENTED for others.
   virtual absl::StatusOr<std::vector<float>> NextLogits(const std::vector<int32_t>& tokens) = 0;
 };
 
-// The backend must outlive the model.
-absl::StatusOr<std::unique_ptr<Model>> MakeModel(const v1::ModelSpec& spec, Backend* backend);
+// What of a model one rank computes, and with whom. Ranks of a replica are given the same batches and make the same
+// calls at about the same time. An error of one of them leaves the others waiting until their groups break.
+struct ModelPart {
+  Mesh mesh;
+  Mesh::Place place;
+  PipelineSchedule schedule = PipelineSchedule::kOneForwardOneBackward;
+  // Both outlive the model. Null where the degree is 1.
+  PeerGroup* tensor = nullptr;  // the tensor ranks of the place's stage, in their order
+  PeerGroup* stages = nullptr;  // the stages' ranks with the place's tensor rank, in their order
+};
+
+// The backend must outlive the model. A part reads and writes the rank's view of the space only (common/mesh.h); memory
+// elsewhere is not touched. Sums are the last stage's, the same on each of its tensor ranks; other stages have zeros.
+// INVALID_ARGUMENT: CheckMesh.
+absl::StatusOr<std::unique_ptr<Model>> MakeModel(const v1::ModelSpec& spec, Backend* backend,
+                                                 const ModelPart& part = {});
 
 }  // namespace sluice
 

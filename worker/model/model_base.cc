@@ -69,6 +69,13 @@ ModelBase::~ModelBase() {
 absl::Status ModelBase::Init(std::vector<Range> blocks) {
   blocks_ = std::move(blocks);
   entered_.resize(blocks_.size());
+  for (const Range& block : blocks_) {
+    std::vector<Range>& pieces = pieces_.emplace_back();
+    for (const Range& held : view_) {
+      const Range piece = {std::max(held.begin, block.begin), std::min(held.end, block.end)};
+      if (piece.begin < piece.end) pieces.push_back(piece);
+    }
+  }
   {
     absl::MutexLock lock(&mutex_);
     changed_.resize(blocks_.size());
@@ -120,7 +127,9 @@ absl::StatusOr<LossSum> ModelBase::EndPass(absl::Status status) {
 absl::Status ModelBase::Enter(size_t block, const std::atomic<bool>* cancel) {
   RETURN_IF_ERROR(CheckCancel(cancel));
   if (entered_[block]) return absl::OkStatus();
-  if (needed_ != nullptr && *needed_) RETURN_IF_ERROR((*needed_)(blocks_[block]));
+  if (needed_ != nullptr && *needed_) {
+    for (const Range& piece : pieces_[block]) RETURN_IF_ERROR((*needed_)(piece));
+  }
   entered_[block] = true;
   std::vector<Range> changed;
   {
@@ -138,36 +147,82 @@ absl::Status ModelBase::Enter(size_t block, const std::atomic<bool>* cancel) {
 
 void ModelBase::ClearVectors(size_t block) {
   for (const Tensor& tensor : space_.tensors()) {
-    if (tensor.shape.size() >= 2 || tensor.offset < blocks_[block].begin || tensor.offset >= blocks_[block].end)
-      continue;
-    backend_->Fill(*compute_, gradient(tensor.offset), static_cast<int64_t>(tensor.elements), 0.0f);
+    if (tensor.shape.size() >= 2) continue;
+    for (const Range& piece : pieces_[block]) {
+      const uint64_t begin = std::max(tensor.offset, piece.begin),
+                     end = std::min(tensor.offset + tensor.elements, piece.end);
+      if (begin < end) backend_->Fill(*compute_, gradient(begin), static_cast<int64_t>(end - begin), 0.0f);
+    }
   }
 }
 
 absl::Status ModelBase::Leave(size_t block, const GradientSink& ready, size_t behind) {
-  const Range range = blocks_[block];
   if (gradients_.one_memory()) {
-    arrivals_.push_back({range, backend_->Record(*compute_)});
+    arrivals_.push_back({block, backend_->Record(*compute_)});
   } else {
     backend_->Wait(*copy_, backend_->Record(*compute_));
-    backend_->Download(*copy_, gradients_.device().buffer, range.begin * kFloat, range.size() * kFloat,
-                       gradients_.host() + range.begin);
-    arrivals_.push_back({range, backend_->Record(*copy_)});
+    for (const Range& piece : pieces_[block]) {
+      backend_->Download(*copy_, gradients_.device().buffer, piece.begin * kFloat, piece.size() * kFloat,
+                         gradients_.host() + piece.begin);
+    }
+    arrivals_.push_back({block, backend_->Record(*copy_)});
   }
+  return Deliver(ready, behind);
+}
+
+absl::Status ModelBase::Deliver(const GradientSink& ready, size_t behind) {
   while (!arrivals_.empty() && (arrivals_.size() > behind || arrivals_.front().event->done())) {
     RETURN_IF_ERROR(arrivals_.front().event->Wait());
-    const Range arrived = arrivals_.front().range;
+    const size_t arrived = arrivals_.front().block;
     arrivals_.pop_front();
-    if (ready) ready(arrived);
+    if (!ready) continue;
+    for (const Range& piece : pieces_[arrived]) ready(piece);
   }
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::unique_ptr<Model>> MakeModel(const v1::ModelSpec& spec, Backend* backend) {
+template <typename Exchange>
+absl::Status ModelBase::InHost(Floats x, int64_t n, bool read, bool write, Exchange exchange) {
+  if (float* const values = backend_->InHost(x); values != nullptr) {
+    RETURN_IF_ERROR(backend_->Synchronize(*compute_));
+    return exchange(absl::MakeSpan(values, static_cast<size_t>(n)));
+  }
+  // The staging memory's last upload is done before anything new is written there: one stream, and it is waited for.
+  if (n > staging_floats_) {
+    RETURN_IF_ERROR(backend_->Synchronize(*compute_));
+    ASSIGN_OR_RETURN(staging_, backend_->AllocateHost(n * kFloat));
+    staging_floats_ = n;
+  }
+  float* const values = static_cast<float*>(staging_.get());
+  if (read) backend_->Download(*compute_, x.buffer, x.first * kFloat, n * kFloat, values);
+  RETURN_IF_ERROR(backend_->Synchronize(*compute_));
+  RETURN_IF_ERROR(exchange(absl::MakeSpan(values, static_cast<size_t>(n))));
+  if (write) backend_->Upload(*compute_, values, x.buffer, x.first * kFloat, n * kFloat);
+  return absl::OkStatus();
+}
+
+absl::Status ModelBase::SumOverRanks(Collectives& ranks, Floats x, int64_t n) {
+  return InHost(x, n, true, true, [&](absl::Span<float> values) { return ranks.AllReduce(values); });
+}
+
+absl::Status ModelBase::GatherFromRanks(Collectives& ranks, Floats x, int64_t n) {
+  return InHost(x, n, true, true, [&](absl::Span<float> values) { return ranks.AllGather(values); });
+}
+
+absl::Status ModelBase::SendTo(PeerGroup& ranks, uint32_t rank, Floats x, int64_t n) {
+  return InHost(x, n, true, false, [&](absl::Span<float> values) { return ranks.Send(rank, values); });
+}
+
+absl::Status ModelBase::ReceiveFrom(PeerGroup& ranks, uint32_t rank, Floats x, int64_t n) {
+  return InHost(x, n, false, true, [&](absl::Span<float> values) { return ranks.Receive(rank, values); });
+}
+
+absl::StatusOr<std::unique_ptr<Model>> MakeModel(const v1::ModelSpec& spec, Backend* backend, const ModelPart& part) {
   ASSIGN_OR_RETURN(ParameterSpace space, MakeParameterSpace(spec));
+  RETURN_IF_ERROR(CheckMesh(spec, part.mesh));
   switch (spec.kind_case()) {
     case v1::ModelSpec::kGpt2:
-      return MakeGpt2(spec.gpt2(), std::move(space), backend);
+      return MakeGpt2(spec, std::move(space), backend, part);
     case v1::ModelSpec::kMlp:
     case v1::ModelSpec::kSoftmax:
     case v1::ModelSpec::kLogistic:

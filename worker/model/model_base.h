@@ -74,10 +74,12 @@ class ModelBase : public Model {
   void ParametersChanged(Range range) override ABSL_LOCKS_EXCLUDED(mutex_);
 
  protected:
-  ModelBase(Backend* backend, ParameterSpace space) : backend_(backend), space_(std::move(space)) {}
+  // `view`: what this rank holds of the space.
+  ModelBase(Backend* backend, ParameterSpace space, std::vector<Range> view)
+      : backend_(backend), space_(std::move(space)), view_(std::move(view)) {}
   ~ModelBase() override;
 
-  // Allocates; `blocks` in the order of forward use, together the whole space.
+  // Allocates; `blocks` in the order of the space, together all of it.
   absl::Status Init(std::vector<Range> blocks);
 
   // Brackets of a pass: the end waits for all that was enqueued (always, also after an error) and returns the sums.
@@ -93,6 +95,15 @@ class ModelBase : public Model {
   // Backward, last microbatch: the block's gradients are complete in the stream's order. Calls `ready` for what has
   // arrived, and waits until at most `behind` blocks are under way.
   absl::Status Leave(size_t block, const GradientSink& ready, size_t behind);
+  // Waits until no more than `behind` are under way.
+  absl::Status Deliver(const GradientSink& ready, size_t behind);
+
+  // Array of the device that other ranks' arrays are added to, or that goes to or comes from another rank: staged in
+  // host memory where it does not lie there. Wait for what the stream has to do before.
+  absl::Status SumOverRanks(Collectives& ranks, Floats x, int64_t n);
+  absl::Status GatherFromRanks(Collectives& ranks, Floats x, int64_t n);  // own part in place: PartOf(n, ranks, rank)
+  absl::Status SendTo(PeerGroup& ranks, uint32_t rank, Floats x, int64_t n);
+  absl::Status ReceiveFrom(PeerGroup& ranks, uint32_t rank, Floats x, int64_t n);
 
   Floats parameter(uint64_t element) const { return parameters_.device_at(version_, static_cast<int64_t>(element)); }
   Floats gradient(uint64_t element) const { return gradients_.device(static_cast<int64_t>(element)); }
@@ -102,13 +113,19 @@ class ModelBase : public Model {
 
  private:
   struct Arrival {
-    Range range;
+    size_t block;
     std::shared_ptr<Event> event;
   };
 
+  // Calls exchange(span) with the array's values in host memory and keeps what it leaves there.
+  template <typename Exchange>
+  absl::Status InHost(Floats x, int64_t n, bool read, bool write, Exchange exchange);
+
   Backend* const backend_;
   const ParameterSpace space_;
-  std::vector<Range> blocks_;  // constant after Init
+  const std::vector<Range> view_;
+  std::vector<Range> blocks_;               // constant after Init
+  std::vector<std::vector<Range>> pieces_;  // of each block what this rank holds; constant after Init
   Image parameters_, gradients_;
   uint64_t version_ = 0;          // of the parameters that passes compute from
   std::shared_ptr<Buffer> sums_;  // 3 doubles
@@ -116,6 +133,8 @@ class ModelBase : public Model {
   const ParameterGate* needed_ = nullptr;  // of the pass under way
   std::vector<bool> entered_;              // by block, in this pass: behind the gate
   std::deque<Arrival> arrivals_;           // gradients on their way to the host, oldest first
+  std::shared_ptr<void> staging_;          // host memory of arrays between ranks
+  int64_t staging_floats_ = 0;
   absl::Mutex mutex_;
   std::vector<std::vector<Range>> changed_ ABSL_GUARDED_BY(mutex_);  // by block, not on the device yet
 };
@@ -123,7 +142,8 @@ class ModelBase : public Model {
 // CANCELLED when *cancel (which may be nullptr) is set.
 absl::Status CheckCancel(const std::atomic<bool>* cancel);
 
-absl::StatusOr<std::unique_ptr<Model>> MakeGpt2(const v1::Gpt2Spec& spec, ParameterSpace space, Backend* backend);
+absl::StatusOr<std::unique_ptr<Model>> MakeGpt2(const v1::ModelSpec& spec, ParameterSpace space, Backend* backend,
+                                                const ModelPart& part);
 // Of model.mlp, model.softmax, model.logistic.
 absl::StatusOr<std::unique_ptr<Model>> MakeClassifier(const v1::ModelSpec& spec, ParameterSpace space,
                                                       Backend* backend);

@@ -1,0 +1,131 @@
+// GPT-2 (Radford and others, 2019): pre-layer-norm decoder, head tied to the token embedding. The part of it that one
+// rank computes: some layers (a stage of a pipeline), and of these some heads, some of the MLP's inner width and some
+// rows of the embedding (a tensor rank; Shoeybi and others 2019, arXiv:1909.08053).
+//
+// N = B T rows, C width, H heads, V vocabulary; c = C/T, v: this tensor rank's part of C and V. Stored weights: q, k,
+// v, fc as [out, in], the two proj as [in, out] (common/model_layout.h); q, k and v lie next to each other and serve as
+// one [3C, C] where there is one tensor rank.
+//
+// Between tensor ranks: sums of [N, C] after the embedding, each attention and each MLP forward, before each of them
+// and the head backward; once the parts of the loss. Between stages: [N, C], forward and backward, for each microbatch.
+#ifndef SLUICE_WORKER_MODEL_GPT2_H_
+#define SLUICE_WORKER_MODEL_GPT2_H_
+
+#include <memory>
+#include <vector>
+
+#include "worker/model/model_base.h"
+
+namespace sluice {
+
+class Gpt2 : public ModelBase {
+ public:
+  Gpt2(const v1::ModelSpec& spec, ParameterSpace space, Backend* backend, const ModelPart& part);
+
+  absl::Status Init();
+
+  absl::StatusOr<LossSum> ForwardBackward(const std::vector<Batch>& microbatches, const ParameterGate& needed,
+                                          const GradientSink& ready, const std::atomic<bool>* cancel) override;
+  absl::StatusOr<LossSum> Evaluate(const Batch& batch, const std::atomic<bool>* cancel) override;
+  absl::StatusOr<std::vector<float>> NextLogits(const std::vector<int32_t>& tokens) override;
+
+ private:
+  // First elements of a layer's tensors in the space; of those that are cut, of this rank's rows.
+  struct LayerOffsets {
+    uint64_t ln1_weight, ln1_bias, ln2_weight, ln2_bias, out_bias, down_bias;  // out: attn.proj, down: mlp.proj
+    uint64_t qkv_weight, qkv_bias, out_weight, fc_weight, fc_bias, down_weight;
+  };
+  // What the backward pass needs of a layer's forward pass.
+  struct LayerActivations {
+    Floats ln1, ln1_mean, ln1_rstd;  // [N, C], [N], [N]
+    Floats qkv;                      // [B, T, 3, heads of this rank, D]
+    Floats attention, log_sum;       // [N, c], [B, heads of this rank, T]
+    Floats middle;                   // residual stream after attention, [N, C]
+    Floats ln2, ln2_mean, ln2_rstd;  // [N, C], [N], [N]
+    Floats fc, gelu;                 // [N, 4c] each
+    Floats out;                      // residual stream after the layer, [N, C]
+  };
+  // Of one microbatch.
+  struct Activations {
+    Floats in;                             // of the stage's first layer, [N, C]
+    std::vector<LayerActivations> layers;  // of the stage
+    Floats ln_f, ln_f_mean, ln_f_rstd;     // last stage: [N, C], [N], [N]
+    Floats logits;                         // last stage: [N, v]; then their gradient
+    Ints tokens, targets;                  // [N] each
+    const Floats& out() const { return layers.empty() ? in : layers.back().out; }
+  };
+  // Used by one microbatch after the other.
+  struct Scratch {
+    Floats stream;  // gradient of the residual stream, [N, C]
+    Floats narrow;  // [N, C]
+    Floats wide;    // [N, 4c]
+    Floats parts;   // of the loss, by tensor rank, [T, N, 4]
+    Floats ones;    // [N]
+  };
+
+  // Blocks in the order of the space: the embedding, each layer's attention (with all of the layer's small tensors) and
+  // MLP, the last layer norm.
+  static constexpr size_t kEmbedding = 0;
+  size_t attention_block(size_t layer) const { return 2 * layer + 1; }
+  size_t mlp_block(size_t layer) const { return 2 * layer + 2; }
+  size_t last_block() const { return 2 * all_layers_ + 1; }
+  bool is_first() const { return part_.place.stage == 0; }
+  bool is_last() const { return part_.place.stage + 1 == part_.mesh.pipeline; }
+  bool leads() const { return part_.place.tensor == 0; }  // adds what the stage's tensor ranks add once
+
+  absl::Status Check(const Batch& batch, int64_t* count) const;
+  // Activations for so many microbatches of `rows` tokens at once.
+  absl::Status Reserve(int64_t rows, size_t microbatches);
+  void Plan(Arena* arena, int64_t rows, size_t microbatches);
+  absl::Status Steps(const std::vector<const Batch*>& batches, const GradientSink& ready,
+                     const std::atomic<bool>* cancel);
+
+  // The stage's part: from tokens, or what the stage before sends, to what it sends on, or the loss.
+  absl::Status Forward(Activations& at, const Batch& batch, bool gradient, const std::atomic<bool>* cancel);
+  absl::Status Embed(Activations& at, const Batch& batch, const std::atomic<bool>* cancel);
+  absl::Status Loss(Activations& at, int64_t n, bool gradient, const std::atomic<bool>* cancel);
+  absl::Status Backward(Activations& at, const Batch& batch, bool first, bool last, const GradientSink& ready,
+                        const std::atomic<bool>* cancel);
+  absl::Status LossBackward(Activations& at, int64_t n, bool first, bool last, const GradientSink& ready);
+  // gpt2_layer.cc. `layer` counts from the stage's first.
+  absl::Status ForwardLayer(size_t layer, Activations& at, const Batch& batch, const std::atomic<bool>* cancel);
+  absl::Status BackwardLayer(size_t layer, Activations& at, const Batch& batch, float beta, bool last,
+                             const GradientSink& ready);
+  void ForwardQkv(const LayerOffsets& w, const LayerActivations& a, int64_t n);
+  void BackwardQkv(const LayerOffsets& w, const LayerActivations& a, int64_t n, float beta);
+  // x [N, C] = the sum of the tensor ranks' x.
+  absl::Status SumOverTensorRanks(Floats x, int64_t n);
+
+  // y [rows, out] = x [rows, in] w^T, w [out, in]; and with w [in, out].
+  void LinearOutIn(int64_t rows, int64_t out, int64_t in, Floats x, uint64_t w, Floats y) {
+    backend().Gemm(stream(), rows, out, in, 1, {x, in}, {parameter(w), in, true}, 0, {y, out});
+  }
+  void LinearInOut(int64_t rows, int64_t out, int64_t in, Floats x, uint64_t w, Floats y) {
+    backend().Gemm(stream(), rows, out, in, 1, {x, in}, {parameter(w), out}, 0, {y, out});
+  }
+  // dw [rows_w, cols_w] = left^T right (+ beta dw), both of n rows.
+  void WeightGradient(int64_t n, int64_t rows_w, int64_t cols_w, Floats left, Floats right, uint64_t w, float beta) {
+    backend().Gemm(stream(), rows_w, cols_w, n, 1, {left, rows_w, true}, {right, cols_w}, beta, {gradient(w), cols_w});
+  }
+
+  const ModelPart part_;
+  const int64_t width_, context_, vocabulary_;
+  const size_t all_layers_;
+  const Range layers_;         // of the stage
+  const int64_t cut_, heads_;  // c, and the heads of this rank
+  const TableRows rows_held_;  // of the embedding
+  const float epsilon_;
+  std::unique_ptr<Collectives> tensor_ranks_;  // null: one
+  // Constant after Init.
+  uint64_t wpe_ = 0, wte_ = 0, ln_f_weight_ = 0, ln_f_bias_ = 0;  // wte: of this rank's rows
+  std::vector<LayerOffsets> offsets_;                             // of the stage
+  // Grown when a batch has more rows, or a pass more microbatches, than any before.
+  int64_t rows_ = 0;
+  std::shared_ptr<Buffer> memory_;
+  std::vector<Activations> at_;
+  Scratch scratch_;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_WORKER_MODEL_GPT2_H_

@@ -1,0 +1,104 @@
+// A layer of GPT-2, forward and backward, on one tensor rank.
+#include "common/status_macros.h"
+#include "worker/model/gpt2.h"
+
+namespace sluice {
+
+absl::Status Gpt2::SumOverTensorRanks(Floats x, int64_t n) {
+  return tensor_ranks_ == nullptr ? absl::OkStatus() : SumOverRanks(*tensor_ranks_, x, n * width_);
+}
+
+void Gpt2::ForwardQkv(const LayerOffsets& w, const LayerActivations& a, int64_t n) {
+  const int64_t c = width_;
+  if (cut_ == c) {
+    LinearOutIn(n, 3 * c, c, a.ln1, w.qkv_weight, a.qkv);
+    backend().AddBias(stream(), n, 3 * c, a.qkv, parameter(w.qkv_bias));
+    return;
+  }
+  // This rank's rows of q, k and v lie C rows apart; the bias comes first, as a product with ones.
+  backend().BatchedGemm(stream(), 3, n, cut_, 1, 1, {scratch_.ones, 1}, 0, {parameter(w.qkv_bias), cut_}, c, 0,
+                        {a.qkv, 3 * cut_}, cut_);
+  backend().BatchedGemm(stream(), 3, n, cut_, c, 1, {a.ln1, c}, 0, {parameter(w.qkv_weight), c, true}, c * c, 1,
+                        {a.qkv, 3 * cut_}, cut_);
+}
+
+// From the gradient of qkv in scratch_.wide to that of ln1 in scratch_.narrow.
+void Gpt2::BackwardQkv(const LayerOffsets& w, const LayerActivations& a, int64_t n, float beta) {
+  const int64_t c = width_;
+  const Floats d = scratch_.wide;
+  if (cut_ == c) {
+    backend().BiasGradient(stream(), n, 3 * c, d, gradient(w.qkv_bias));
+    WeightGradient(n, 3 * c, c, d, a.ln1, w.qkv_weight, beta);
+    LinearInOut(n, c, 3 * c, d, w.qkv_weight, scratch_.narrow);
+    return;
+  }
+  backend().BatchedGemm(stream(), 3, 1, cut_, n, 1, {scratch_.ones, n}, 0, {d, 3 * cut_}, cut_, 1,
+                        {gradient(w.qkv_bias), cut_}, c);
+  backend().BatchedGemm(stream(), 3, cut_, c, n, 1, {d, 3 * cut_, true}, cut_, {a.ln1, c}, 0, beta,
+                        {gradient(w.qkv_weight), c}, c * c);
+  for (int64_t i = 0; i < 3; ++i) {
+    backend().Gemm(stream(), n, c, cut_, 1, {d + i * cut_, 3 * cut_},
+                   {parameter(w.qkv_weight + static_cast<uint64_t>(i * c * c)), c}, i == 0 ? 0 : 1,
+                   {scratch_.narrow, c});
+  }
+}
+
+absl::Status Gpt2::ForwardLayer(size_t layer, Activations& at, const Batch& batch, const std::atomic<bool>* cancel) {
+  RETURN_IF_ERROR(Enter(attention_block(layers_.begin + layer), cancel));
+  const int64_t n = batch.rows * batch.length, c = width_;
+  const LayerOffsets& w = offsets_[layer];
+  const LayerActivations& a = at.layers[layer];
+  const Floats in = layer == 0 ? at.in : at.layers[layer - 1].out;
+  Backend& b = backend();
+  b.LayerNorm(stream(), n, c, epsilon_, in, parameter(w.ln1_weight), parameter(w.ln1_bias), a.ln1, a.ln1_mean,
+              a.ln1_rstd);
+  ForwardQkv(w, a, n);
+  b.Attention(stream(), {batch.rows, batch.length, heads_, cut_ / heads_}, a.qkv, a.attention, a.log_sum);
+  LinearInOut(n, c, cut_, a.attention, w.out_weight, a.middle);
+  RETURN_IF_ERROR(SumOverTensorRanks(a.middle, n));
+  b.AddBiasResidual(stream(), n, c, in, a.middle, parameter(w.out_bias), a.middle);
+  b.LayerNorm(stream(), n, c, epsilon_, a.middle, parameter(w.ln2_weight), parameter(w.ln2_bias), a.ln2, a.ln2_mean,
+              a.ln2_rstd);
+  RETURN_IF_ERROR(Enter(mlp_block(layers_.begin + layer), cancel));
+  LinearOutIn(n, 4 * cut_, c, a.ln2, w.fc_weight, a.fc);
+  b.BiasGelu(stream(), n, 4 * cut_, a.fc, parameter(w.fc_bias), a.gelu);
+  LinearInOut(n, c, 4 * cut_, a.gelu, w.down_weight, a.out);
+  RETURN_IF_ERROR(SumOverTensorRanks(a.out, n));
+  b.AddBiasResidual(stream(), n, c, a.middle, a.out, parameter(w.down_bias), a.out);
+  return absl::OkStatus();
+}
+
+absl::Status Gpt2::BackwardLayer(size_t layer, Activations& at, const Batch& batch, float beta, bool last,
+                                 const GradientSink& ready) {
+  const int64_t n = batch.rows * batch.length, c = width_;
+  const LayerOffsets& w = offsets_[layer];
+  const LayerActivations& a = at.layers[layer];
+  const Floats in = layer == 0 ? at.in : at.layers[layer - 1].out;
+  const Floats d = scratch_.stream;
+  Backend& b = backend();
+  // out = middle + gelu(ln2(middle) fc^T + bias) down + bias
+  b.BiasGradient(stream(), n, c, d, gradient(w.down_bias));
+  WeightGradient(n, 4 * cut_, c, a.gelu, d, w.down_weight, beta);
+  LinearOutIn(n, 4 * cut_, c, d, w.down_weight, scratch_.wide);
+  b.BiasGeluGradient(stream(), n, 4 * cut_, a.fc, scratch_.wide, gradient(w.fc_bias));
+  WeightGradient(n, 4 * cut_, c, scratch_.wide, a.ln2, w.fc_weight, beta);
+  LinearInOut(n, c, 4 * cut_, scratch_.wide, w.fc_weight, scratch_.narrow);
+  // Two thirds of the layer are on their way early.
+  if (last) RETURN_IF_ERROR(Leave(mlp_block(layers_.begin + layer), ready, 1));
+  RETURN_IF_ERROR(SumOverTensorRanks(scratch_.narrow, n));
+  b.LayerNormGradient(stream(), n, c, a.middle, parameter(w.ln2_weight), a.ln2_mean, a.ln2_rstd, scratch_.narrow, d,
+                      gradient(w.ln2_weight), gradient(w.ln2_bias));
+  // middle = in + attention(ln1(in) qkv^T + bias) out + bias
+  b.BiasGradient(stream(), n, c, d, gradient(w.out_bias));
+  WeightGradient(n, cut_, c, a.attention, d, w.out_weight, beta);
+  LinearOutIn(n, cut_, c, d, w.out_weight, scratch_.narrow);
+  b.AttentionGradient(stream(), {batch.rows, batch.length, heads_, cut_ / heads_}, a.qkv, a.attention, a.log_sum,
+                      scratch_.narrow, scratch_.wide);
+  BackwardQkv(w, a, n, beta);
+  RETURN_IF_ERROR(SumOverTensorRanks(scratch_.narrow, n));
+  b.LayerNormGradient(stream(), n, c, in, parameter(w.ln1_weight), a.ln1_mean, a.ln1_rstd, scratch_.narrow, d,
+                      gradient(w.ln1_weight), gradient(w.ln1_bias));
+  return last ? Leave(attention_block(layers_.begin + layer), ready, 1) : absl::OkStatus();
+}
+
+}  // namespace sluice
