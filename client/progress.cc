@@ -102,7 +102,7 @@ void ProgressPrinter::Events(const v1::JobStatus& status) {
   }
   if (status.has_exact_until_round() && !(seen_ && last_.has_exact_until_round())) {
     WriteLine(absl::StrCat("bits equal those of an undisturbed run up to round ", status.exact_until_round(),
-                           ": another numeric profile took over"));
+                           "; sluice logs and status say why"));
   }
 }
 

@@ -262,8 +262,11 @@ void SchedulerCore::Adopt(JobEntry& job, v1::Plan plan, bool rewind, absl::Time 
     const uint64_t exact = status.has_exact_until_round() ? status.exact_until_round() : UINT64_MAX;
     status.set_exact_until_round(std::min(exact, plan.start()));
   };
+  std::string profile;
   for (int i = 0; i < plan.ranks_size() && i < job.row.numeric_profiles_size(); ++i) {
-    if (plan.ranks(i).numeric_profile() != job.row.numeric_profiles(i)) inexact();
+    if (plan.ranks(i).numeric_profile() == job.row.numeric_profiles(i)) continue;
+    inexact();
+    profile = plan.ranks(i).numeric_profile();
   }
   // What a lossy push encoding left out lies in the workers' memory (worker/push_encoder.h), and of the version that
   // the timeline began with in its checkpoint; in the beginning it is nothing.
@@ -296,6 +299,7 @@ void SchedulerCore::Adopt(JobEntry& job, v1::Plan plan, bool rewind, absl::Time 
   } else {
     absl::StrAppend(&text, ": goes on at round ", plan.start());
   }
+  if (!profile.empty()) absl::StrAppend(&text, "; with a worker of another numeric profile, ", profile);
   if (dropped > 0) {
     absl::StrAppend(&text, "; what ", EncodingName(PushEncoding(plan.spec())), " had left out of the gradients of ",
                     dropped, " of ", plan.ranks_size(), " ranks is dropped");

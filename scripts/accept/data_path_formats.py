@@ -2,8 +2,9 @@
 
 Bytes: one job on one server and one worker, real processes; what the kernel counted on the worker's TCP connection to the server
 (ss -ti: bytes_acked up, bytes_received down), headers of gRPC and HTTP/2, acknowledgements of frames and everything else
-included. The connection outlives the job, so the counters are read when all has been said. A format's bytes are divided by those
-of f32 in the same direction of the same job.
+included. The connection outlives the job, so the counters are read when all has been said. Two jobs that differ in their number of
+rounds tell what a round costs; what they share is the first parameters and the residual for the last checkpoint. A format's bytes
+are divided by those of f32 in the same direction.
 
 Identity: what was pushed, and what the residuals in the last checkpoint hold, add up to the gradients, across a resume. The learning
 rate is so small that parameters stay as they are, and the momentum the largest below 1, so that the momentum buffer is the sum of
@@ -42,24 +43,31 @@ class SocketCluster(Cluster):
 
 
 def bytes_of(push, pull, rounds):
-    spec = nano_spec(1, rounds=rounds)
-    spec["train"]["eval_samples"] = 12
-    spec["transfer"] = {"push": push, "pull": pull}
+    """(up, down) of so many rounds, and (up, down) of the rest: 10 rounds, the first parameters and the last checkpoint."""
     with SocketCluster(servers=1, workers=1, supervise=False) as c:
-        c.run(spec)
-        return socket_bytes(int(open(c.port_file("server-0")).read()))
+        seen = [(0, 0)]
+        for n in (10, 10 + rounds):
+            spec = nano_spec(1, rounds=n)
+            spec["train"]["eval_samples"] = 12
+            spec["transfer"] = {"push": push, "pull": pull}
+            c.run(spec)
+            seen.append(socket_bytes(int(open(c.port_file("server-0")).read())))
+        first, second = ([b - a for a, b in zip(seen[i], seen[i + 1])] for i in range(2))
+        return [b - a for a, b in zip(first, second)], first
 
 
 def traffic(report, quick):
     rounds = 20 if quick else 100
-    whole = bytes_of(F32, F32, rounds)
+    whole, rest = bytes_of(F32, F32, rounds)
     report.shown("nano, 1 server, 1 worker, f32: bytes at the socket, a round", "%d up, %d down" % tuple(x // rounds for x in whole))
     for name, push, limit in (("bf16", BF16, 0.51), ("f16", {"f16": {}}, 0.51), ("int8", {"int8": {}}, 0.27),
                               ("top 1%", {"top_k": {"density": 0.01}}, 0.022)):
-        up, down = bytes_of(push, F32, rounds)
+        (up, down), extra = bytes_of(push, F32, rounds)
         report.at_most("push %s: bytes at the socket, of f32" % name, limit, up / whole[0])
         report.at_most("push %s leaves pulls as they are: bytes down, of f32" % name, 1.01, down / whole[1])
-    up, down = bytes_of(F32, BF16, rounds)
+        report.shown("push %s: bytes up with the residual for a checkpoint, of a round of f32" % name,
+                     "%.3f" % ((extra[0] - 10 * up / rounds) / (whole[0] / rounds)))
+    (up, down), extra = bytes_of(F32, BF16, rounds)
     report.at_most("pull bf16: bytes at the socket, of f32", 0.51, down / whole[1])
     report.at_most("pull bf16 leaves pushes as they are: bytes up, of f32", 1.01, up / whole[0])
 

@@ -157,7 +157,7 @@ TEST(Progress, RecoveriesRewindsAndWarnings) {
       "recovered in generation 2; goes on from round 50\n"
       "rewound to round 40: a server was lost\n"
       "recovered in generation 3; goes on from round 40\n"
-      "bits equal those of an undisturbed run up to round 41: another numeric profile took over\n";
+      "bits equal those of an undisturbed run up to round 41; sluice logs and status say why\n";
   EXPECT_EQ(out.str(), expected);
 }
 

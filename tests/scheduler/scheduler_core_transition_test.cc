@@ -92,6 +92,7 @@ TEST(SchedulerCoreTransition, AnotherProfileMarksTheEndOfExactness) {
   f.ReportAll(f.job, 5);
   EXPECT_EQ(f.PlanWorkers(f.job), (std::set<std::string>{"w1", "w2"}));
   EXPECT_EQ(f.status(f.job).exact_until_round(), 5u);
+  EXPECT_TRUE(f.HasEvent("with a worker of another numeric profile, avx512/1"));
 }
 
 // What an encoding left out of a worker's gradients dies with it.
