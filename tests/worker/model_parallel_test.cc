@@ -222,6 +222,29 @@ TEST_P(ModelParallelTest, TheSameBitsInEveryRunAndOnADeviceOfItsOwn) {
   EXPECT_TRUE(SameBits(first.gradients, device.Train(batches).gradients));
 }
 
+TEST(MlpPipelineTest, TheSameLossAndGradientAsOnOneRank) {
+  v1::ModelSpec spec;
+  spec.mutable_mlp()->set_inputs(9);
+  for (const uint64_t width : {12, 5, 17, 8}) spec.mutable_mlp()->add_hidden(width);
+  spec.mutable_mlp()->set_classes(4);
+  ModelFixture one(spec);
+  std::vector<Batch> batches = {Features(5, 9, 4, 10), Features(3, 9, 4, 20), Features(0, 9, 4, 30),
+                                Features(6, 9, 4, 40)};
+  batches[1].labels[0] = -1;
+  const Trained expected = one.Train(batches);
+  for (const PipelineSchedule schedule :
+       {PipelineSchedule::kOneForwardOneBackward, PipelineSchedule::kGPipe, PipelineSchedule::kSequential}) {
+    for (const uint32_t stages : {1u, 2u, 3u, 5u}) {
+      Replica replica(spec, {.pipeline = stages}, one.model().parameters(), schedule);
+      const Trained found = replica.Train(batches);
+      EXPECT_EQ(found.loss.loss, expected.loss.loss) << stages;
+      EXPECT_EQ(found.loss.count, expected.loss.count);
+      EXPECT_TRUE(SameBits(found.gradients, expected.gradients)) << stages << ": stages change no arithmetic";
+      EXPECT_EQ(replica.Evaluate(batches[0]).loss, one.Loss(batches[0]));
+    }
+  }
+}
+
 // Schedules change when something is computed, not what.
 TEST(ModelParallelScheduleTest, SchedulesHaveTheSameBits) {
   const v1::ModelSpec spec = Gpt(4, 4, 16, 8, 27);

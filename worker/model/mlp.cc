@@ -1,6 +1,7 @@
 // Linear layers with ReLU between: the multi-layer perceptron (inputs -> hidden... -> classes, softmax cross-entropy),
 // softmax regression (one layer), logistic regression (one layer of one output, sigmoid cross-entropy). Weights [out,
-// in].
+// in]. A rank computes some of the layers: a stage of a pipeline, between which go the values after a layer and their
+// gradients, [B, width].
 #include <algorithm>
 #include <optional>
 #include <string>
@@ -16,12 +17,14 @@ namespace {
 class Mlp : public ModelBase {
  public:
   // `widths`: inputs, hidden, outputs. `prefixes`: of the tensors' names, by layer.
-  Mlp(std::vector<int64_t> widths, std::vector<std::string> prefixes, bool logistic, ParameterSpace space,
-      Backend* backend)
-      : ModelBase(backend, space, {{0, space.size()}}),
+  Mlp(const v1::ModelSpec& spec, std::vector<int64_t> widths, std::vector<std::string> prefixes, ParameterSpace space,
+      Backend* backend, const ModelPart& part)
+      : ModelBase(backend, space, ViewOf(spec, space, part.mesh, part.place.stage, 0)),
+        part_(part),
+        stage_(StageLayers(spec, part.mesh.pipeline)[part.place.stage]),
         widths_(std::move(widths)),
         prefixes_(std::move(prefixes)),
-        logistic_(logistic) {}
+        logistic_(spec.has_logistic()) {}
 
   absl::Status Init();
 
@@ -33,28 +36,40 @@ class Mlp : public ModelBase {
   }
 
  private:
+  // Of one microbatch.
+  struct Activations {
+    std::vector<Floats> values;  // [B, widths_[i]] from the stage's first layer's inputs on: features, hidden values
+                                 // after ReLU, logits (then their gradient)
+    Ints labels;                 // [B]
+  };
+
   size_t layers() const { return widths_.size() - 1; }
   int64_t classes() const { return logistic_ ? 2 : widths_.back(); }
+  bool is_first() const { return stage_.begin == 0; }
+  bool is_last() const { return stage_.end == layers(); }
+  // Inputs of layer i of the stage; outputs are those of layer i + 1.
+  Floats Values(const Activations& at, size_t i) const { return at.values[i - stage_.begin]; }
 
   absl::Status Check(const Batch& batch, int64_t* count) const;
-  absl::Status Reserve(int64_t rows);
-  absl::Status Loss(const Batch& batch, bool gradient, const std::atomic<bool>* cancel);
-  absl::Status Backward(int64_t rows, bool first, bool last, const GradientSink& ready,
+  absl::Status Reserve(int64_t rows, size_t microbatches);
+  absl::Status Forward(Activations& at, const Batch& batch, bool gradient, const std::atomic<bool>* cancel);
+  absl::Status Backward(Activations& at, int64_t rows, bool first, bool last, const GradientSink& ready,
                         const std::atomic<bool>* cancel);
-  absl::Status Passes(const std::vector<Batch>& microbatches, const std::vector<int64_t>& counts,
-                      const GradientSink& ready, const std::atomic<bool>* cancel);
+  absl::Status Steps(const std::vector<const Batch*>& batches, const GradientSink& ready,
+                     const std::atomic<bool>* cancel);
 
+  const ModelPart part_;
+  const Range stage_;  // layers
   // Constant after Init.
   const std::vector<int64_t> widths_;
   const std::vector<std::string> prefixes_;
   const bool logistic_;
   std::vector<uint64_t> bias_, weight_;  // first elements, by layer
-  // Grown when a batch has more rows than any before.
+  // Grown when a batch has more rows, or a pass more microbatches, than any before.
   int64_t rows_ = 0;
   std::shared_ptr<Buffer> memory_;
-  std::vector<Floats> values_;  // [B, widths_[i]]: features, hidden values after ReLU, logits (then their gradient)
-  Floats even_, odd_;           // gradients of hidden values, by turns
-  Ints labels_;                 // [B]
+  std::vector<Activations> at_;
+  Floats even_, odd_;  // gradients of hidden values, by turns
 };
 
 absl::Status Mlp::Init() {
@@ -93,24 +108,32 @@ absl::Status Mlp::Check(const Batch& batch, int64_t* count) const {
   return absl::OkStatus();
 }
 
-absl::Status Mlp::Reserve(int64_t rows) {
-  if (rows <= rows_) return absl::OkStatus();
+absl::Status Mlp::Reserve(int64_t rows, size_t microbatches) {
+  if (rows <= rows_ && microbatches <= at_.size()) return absl::OkStatus();
+  rows = std::max(rows, rows_);
+  microbatches = std::max(microbatches, at_.size());
   int64_t widest = 0;
   for (size_t i = 1; i < layers(); ++i) widest = std::max(widest, widths_[i]);
   const auto plan = [&](Arena* arena) {
-    values_.clear();
-    for (const int64_t width : widths_) values_.push_back(arena->Take(rows * width));
+    at_.clear();
+    for (size_t m = 0; m < microbatches; ++m) {
+      Activations& at = at_.emplace_back();
+      for (size_t i = stage_.begin; i <= stage_.end; ++i) at.values.push_back(arena->Take(rows * widths_[i]));
+      const Floats labels = arena->Take(rows);
+      at.labels = {labels.buffer, labels.first};
+    }
     even_ = arena->Take(rows * widest);
     odd_ = arena->Take(rows * widest);
-    const Floats labels = arena->Take(rows);
-    labels_ = {labels.buffer, labels.first};
   };
   Arena count(nullptr);
   plan(&count);
+  at_.clear();
   rows_ = 0;
   memory_.reset();
   auto memory = backend().Allocate(count.bytes());
-  if (!memory.ok()) return Annotate(memory.status(), absl::StrCat("activations of ", rows, " samples"));
+  if (!memory.ok()) {
+    return Annotate(memory.status(), absl::StrCat("activations of ", microbatches, " x ", rows, " samples"));
+  }
   memory_ = *std::move(memory);
   Arena arena(memory_.get());
   plan(&arena);
@@ -118,79 +141,99 @@ absl::Status Mlp::Reserve(int64_t rows) {
   return absl::OkStatus();
 }
 
-absl::Status Mlp::Loss(const Batch& batch, bool gradient, const std::atomic<bool>* cancel) {
-  const int64_t n = batch.rows;
-  backend().Upload(stream(), batch.features.data(), values_[0].buffer, values_[0].first * 4, n * widths_[0] * 4);
-  backend().Upload(stream(), batch.labels.data(), labels_.buffer, labels_.first * 4, n * 4);
-  for (size_t i = 0; i < layers(); ++i) {
+absl::Status Mlp::Forward(Activations& at, const Batch& batch, bool gradient, const std::atomic<bool>* cancel) {
+  const int64_t n = batch.rows, inputs = widths_[stage_.begin];
+  if (is_first()) {
+    backend().Upload(stream(), batch.features.data(), at.values[0].buffer, at.values[0].first * 4, n * inputs * 4);
+  } else {
+    RETURN_IF_ERROR(ReceiveFrom(*part_.stages, part_.place.stage - 1, at.values[0], n * inputs));
+  }
+  for (size_t i = stage_.begin; i < stage_.end; ++i) {
     RETURN_IF_ERROR(Enter(i, cancel));
     const int64_t in = widths_[i], out = widths_[i + 1];
-    backend().Gemm(stream(), n, out, in, 1, {values_[i], in}, {parameter(weight_[i]), in, true}, 0,
-                   {values_[i + 1], out});
+    const Floats x = Values(at, i), y = Values(at, i + 1);
+    backend().Gemm(stream(), n, out, in, 1, {x, in}, {parameter(weight_[i]), in, true}, 0, {y, out});
     if (i + 1 < layers()) {
-      backend().BiasRelu(stream(), n, out, values_[i + 1], parameter(bias_[i]));
+      backend().BiasRelu(stream(), n, out, y, parameter(bias_[i]));
     } else {
-      backend().AddBias(stream(), n, out, values_[i + 1], parameter(bias_[i]));
+      backend().AddBias(stream(), n, out, y, parameter(bias_[i]));
     }
   }
+  if (!is_last()) {
+    return SendTo(*part_.stages, part_.place.stage + 1, at.values.back(), n * widths_[stage_.end]);
+  }
+  backend().Upload(stream(), batch.labels.data(), at.labels.buffer, at.labels.first * 4, n * 4);
   if (logistic_) {
-    backend().SigmoidCrossEntropy(stream(), n, values_.back(), labels_, gradient, sums());
+    backend().SigmoidCrossEntropy(stream(), n, at.values.back(), at.labels, gradient, sums());
   } else {
-    backend().CrossEntropy(stream(), n, widths_.back(), values_.back(), labels_, gradient, sums());
+    backend().CrossEntropy(stream(), n, widths_.back(), at.values.back(), at.labels, gradient, sums());
   }
   return absl::OkStatus();
 }
 
-absl::Status Mlp::Backward(int64_t rows, bool first, bool last, const GradientSink& ready,
+absl::Status Mlp::Backward(Activations& at, int64_t rows, bool first, bool last, const GradientSink& ready,
                            const std::atomic<bool>* cancel) {
-  Floats d = values_.back(), next = even_, other = odd_;
-  for (size_t i = layers(); i-- > 0;) {
+  Floats d = at.values.back(), next = even_, other = odd_;
+  if (!is_last()) {
+    RETURN_IF_ERROR(ReceiveFrom(*part_.stages, part_.place.stage + 1, next, rows * widths_[stage_.end]));
+    d = next;
+    std::swap(next, other);
+  }
+  for (size_t i = stage_.end; i-- > stage_.begin;) {
     RETURN_IF_ERROR(CheckCancel(cancel));
     const int64_t in = widths_[i], out = widths_[i + 1];
     if (first) ClearVectors(i);
     if (i + 1 < layers()) {
-      backend().BiasReluGradient(stream(), rows, out, values_[i + 1], d, gradient(bias_[i]));
+      backend().BiasReluGradient(stream(), rows, out, Values(at, i + 1), d, gradient(bias_[i]));
     } else {
       backend().BiasGradient(stream(), rows, out, d, gradient(bias_[i]));
     }
-    backend().Gemm(stream(), out, in, rows, 1, {d, out, true}, {values_[i], in}, first ? 0 : 1,
+    backend().Gemm(stream(), out, in, rows, 1, {d, out, true}, {Values(at, i), in}, first ? 0 : 1,
                    {gradient(weight_[i]), in});
     if (i > 0) {
       backend().Gemm(stream(), rows, in, out, 1, {d, out}, {parameter(weight_[i]), in}, 0, {next, in});
       d = next;
       std::swap(next, other);
     }
-    if (last) RETURN_IF_ERROR(Leave(i, ready, i > 0 ? 1 : 0));
+    if (last) RETURN_IF_ERROR(Leave(i, ready, 1));
   }
-  return absl::OkStatus();
+  if (!is_first()) RETURN_IF_ERROR(SendTo(*part_.stages, part_.place.stage - 1, d, rows * widths_[stage_.begin]));
+  return last ? Deliver(ready, 0) : absl::OkStatus();
 }
 
-absl::Status Mlp::Passes(const std::vector<Batch>& microbatches, const std::vector<int64_t>& counts,
-                         const GradientSink& ready, const std::atomic<bool>* cancel) {
-  const size_t first = std::find_if(counts.begin(), counts.end(), [](int64_t n) { return n > 0; }) - counts.begin();
-  size_t last = counts.size() - 1;
-  while (counts[last] == 0) --last;
-  for (size_t i = first; i <= last; ++i) {
-    if (counts[i] == 0) continue;
-    RETURN_IF_ERROR(Loss(microbatches[i], true, cancel));
-    RETURN_IF_ERROR(Backward(microbatches[i].rows, i == first, i == last, ready, cancel));
+absl::Status Mlp::Steps(const std::vector<const Batch*>& batches, const GradientSink& ready,
+                        const std::atomic<bool>* cancel) {
+  for (const PipelineStep& step :
+       StageSteps(part_.schedule, part_.mesh.pipeline, part_.place.stage, static_cast<uint32_t>(batches.size()))) {
+    Activations& at = at_[step.microbatch % at_.size()];
+    const Batch& batch = *batches[step.microbatch];
+    if (step.kind == PipelineStep::kForward) {
+      RETURN_IF_ERROR(Forward(at, batch, true, cancel));
+    } else {
+      RETURN_IF_ERROR(
+          Backward(at, batch.rows, step.microbatch == 0, step.microbatch + 1 == batches.size(), ready, cancel));
+    }
   }
   return absl::OkStatus();
 }
 
 absl::StatusOr<LossSum> Mlp::ForwardBackward(const std::vector<Batch>& microbatches, const ParameterGate& needed,
                                              const GradientSink& ready, const std::atomic<bool>* cancel) {
-  std::vector<int64_t> counts(microbatches.size());
+  std::vector<const Batch*> batches;  // with something to predict
   int64_t rows = 0;
   for (size_t i = 0; i < microbatches.size(); ++i) {
-    RETURN_IF_ERROR(Annotate(Check(microbatches[i], &counts[i]), absl::StrCat("microbatch ", i)));
-    if (counts[i] > 0) rows = std::max(rows, microbatches[i].rows);
+    int64_t count = 0;
+    RETURN_IF_ERROR(Annotate(Check(microbatches[i], &count), absl::StrCat("microbatch ", i)));
+    if (count == 0) continue;
+    batches.push_back(&microbatches[i]);
+    rows = std::max(rows, microbatches[i].rows);
   }
-  if (rows == 0) return LossSum{};
+  if (batches.empty()) return LossSum{};
   RETURN_IF_ERROR(CheckCancel(cancel));
-  RETURN_IF_ERROR(Reserve(rows));
+  RETURN_IF_ERROR(Reserve(rows, MostInFlight(part_.schedule, part_.mesh.pipeline, part_.place.stage,
+                                             static_cast<uint32_t>(batches.size()))));
   BeginPass(&needed);
-  return EndPass(Passes(microbatches, counts, ready, cancel));
+  return EndPass(Steps(batches, ready, cancel));
 }
 
 absl::StatusOr<LossSum> Mlp::Evaluate(const Batch& batch, const std::atomic<bool>* cancel) {
@@ -198,15 +241,15 @@ absl::StatusOr<LossSum> Mlp::Evaluate(const Batch& batch, const std::atomic<bool
   RETURN_IF_ERROR(Check(batch, &count));
   if (count == 0) return LossSum{};
   RETURN_IF_ERROR(CheckCancel(cancel));
-  RETURN_IF_ERROR(Reserve(batch.rows));
+  RETURN_IF_ERROR(Reserve(batch.rows, 1));
   BeginPass(nullptr);
-  return EndPass(Loss(batch, false, cancel));
+  return EndPass(Forward(at_[0], batch, false, cancel));
 }
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Model>> MakeClassifier(const v1::ModelSpec& spec, ParameterSpace space,
-                                                      Backend* backend) {
+absl::StatusOr<std::unique_ptr<Model>> MakeClassifier(const v1::ModelSpec& spec, ParameterSpace space, Backend* backend,
+                                                      const ModelPart& part) {
   std::vector<int64_t> widths;
   std::vector<std::string> prefixes;
   const std::optional<ClassifierSizes> sizes = ClassifierSizesOf(spec);
@@ -216,8 +259,7 @@ absl::StatusOr<std::unique_ptr<Model>> MakeClassifier(const v1::ModelSpec& spec,
   widths.push_back(spec.has_logistic() ? 1 : static_cast<int64_t>(sizes->classes));
   for (size_t i = 0; i + 1 < widths.size(); ++i)
     prefixes.push_back(spec.has_mlp() ? absl::StrCat("layer.", i, ".") : "");
-  auto model =
-      std::make_unique<Mlp>(std::move(widths), std::move(prefixes), spec.has_logistic(), std::move(space), backend);
+  auto model = std::make_unique<Mlp>(spec, std::move(widths), std::move(prefixes), std::move(space), backend, part);
   RETURN_IF_ERROR(model->Init());
   return model;
 }

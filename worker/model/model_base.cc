@@ -226,7 +226,7 @@ absl::StatusOr<std::unique_ptr<Model>> MakeModel(const v1::ModelSpec& spec, Back
     case v1::ModelSpec::kMlp:
     case v1::ModelSpec::kSoftmax:
     case v1::ModelSpec::kLogistic:
-      return MakeClassifier(spec, std::move(space), backend);
+      return MakeClassifier(spec, std::move(space), backend, part);
     default:
       return absl::InvalidArgumentError("model: expected gpt2, mlp, softmax or logistic, found none");
   }

@@ -145,8 +145,8 @@ absl::Status CheckCancel(const std::atomic<bool>* cancel);
 absl::StatusOr<std::unique_ptr<Model>> MakeGpt2(const v1::ModelSpec& spec, ParameterSpace space, Backend* backend,
                                                 const ModelPart& part);
 // Of model.mlp, model.softmax, model.logistic.
-absl::StatusOr<std::unique_ptr<Model>> MakeClassifier(const v1::ModelSpec& spec, ParameterSpace space,
-                                                      Backend* backend);
+absl::StatusOr<std::unique_ptr<Model>> MakeClassifier(const v1::ModelSpec& spec, ParameterSpace space, Backend* backend,
+                                                      const ModelPart& part);
 
 }  // namespace sluice
 
