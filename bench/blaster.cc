@@ -68,18 +68,18 @@ void NoDelay(int fd) {
   setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
 }
 
-sockaddr_in Loopback(int port) {
+sockaddr_in Address(const std::string& host, int port) {
   sockaddr_in at = {};
   at.sin_family = AF_INET;
-  at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  inet_pton(AF_INET, host.c_str(), &at.sin_addr);
   at.sin_port = htons(static_cast<uint16_t>(port));
   return at;
 }
 
-absl::StatusOr<int> ListenAtLoopback(int* port) {
+absl::StatusOr<int> Listen(const std::string& host, int* port) {
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (fd < 0) return Broken("socket");
-  sockaddr_in at = Loopback(0);
+  sockaddr_in at = Address(host, 0);
   socklen_t length = sizeof(at);
   if (bind(fd, reinterpret_cast<sockaddr*>(&at), sizeof(at)) != 0 || listen(fd, 1) != 0 ||
       getsockname(fd, reinterpret_cast<sockaddr*>(&at), &length) != 0) {
@@ -91,10 +91,10 @@ absl::StatusOr<int> ListenAtLoopback(int* port) {
   return fd;
 }
 
-absl::StatusOr<int> ConnectToLoopback(int port) {
+absl::StatusOr<int> ConnectTo(const std::string& host, int port) {
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (fd < 0) return Broken("socket");
-  const sockaddr_in to = Loopback(port);
+  const sockaddr_in to = Address(host, port);
   if (connect(fd, reinterpret_cast<const sockaddr*>(&to), sizeof(to)) != 0) {
     const absl::Status status = Broken("connect");
     close(fd);
@@ -106,9 +106,9 @@ absl::StatusOr<int> ConnectToLoopback(int port) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<BlasterServer>> BlasterServer::Start(size_t bytes) {
+absl::StatusOr<std::unique_ptr<BlasterServer>> BlasterServer::Start(size_t bytes, const std::string& host) {
   int port = 0;
-  ASSIGN_OR_RETURN(const int fd, ListenAtLoopback(&port));
+  ASSIGN_OR_RETURN(const int fd, Listen(host, &port));
   return std::unique_ptr<BlasterServer>(new BlasterServer(fd, port, bytes));
 }
 
@@ -153,8 +153,8 @@ void BlasterServer::Serve() {
   close(fd);
 }
 
-absl::StatusOr<std::unique_ptr<Blaster>> Blaster::Connect(int port, size_t bytes) {
-  ASSIGN_OR_RETURN(const int fd, ConnectToLoopback(port));
+absl::StatusOr<std::unique_ptr<Blaster>> Blaster::Connect(int port, size_t bytes, const std::string& host) {
+  ASSIGN_OR_RETURN(const int fd, ConnectTo(host, port));
   return std::unique_ptr<Blaster>(new Blaster(fd, bytes));
 }
 
@@ -185,7 +185,7 @@ absl::Status Blaster::PullInto(void* data) {
 // ---------------------------------------------------------------- ping-pong
 absl::StatusOr<std::unique_ptr<EchoServer>> EchoServer::Start(size_t message_bytes) {
   int port = 0;
-  ASSIGN_OR_RETURN(const int fd, ListenAtLoopback(&port));
+  ASSIGN_OR_RETURN(const int fd, Listen("127.0.0.1", &port));
   return std::unique_ptr<EchoServer>(new EchoServer(fd, port, message_bytes));
 }
 
@@ -209,7 +209,7 @@ void EchoServer::Serve() {
 }
 
 absl::StatusOr<std::unique_ptr<Echo>> Echo::Connect(int port, size_t message_bytes) {
-  ASSIGN_OR_RETURN(const int fd, ConnectToLoopback(port));
+  ASSIGN_OR_RETURN(const int fd, ConnectTo("127.0.0.1", port));
   return std::unique_ptr<Echo>(new Echo(fd, message_bytes));
 }
 

@@ -17,6 +17,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -25,16 +26,16 @@
 
 namespace sluice {
 
-// The answering end, with a thread of its own; one connection.
+// The answering end, with a thread of its own; one connection. `host`: an IPv4 address, of this end here and below.
 class BlasterServer {
  public:
-  static absl::StatusOr<std::unique_ptr<BlasterServer>> Start(size_t bytes);
+  static absl::StatusOr<std::unique_ptr<BlasterServer>> Start(size_t bytes, const std::string& host = "127.0.0.1");
   // Ends the thread, whatever it waits for.
   ~BlasterServer();
   BlasterServer(const BlasterServer&) = delete;
   BlasterServer& operator=(const BlasterServer&) = delete;
 
-  int port() const { return port_; }  // of 127.0.0.1
+  int port() const { return port_; }
 
  private:
   BlasterServer(int listening, int port, size_t bytes);
@@ -49,7 +50,8 @@ class BlasterServer {
 // The asking end. Blocks; not thread-safe. UNAVAILABLE: the connection broke.
 class Blaster {
  public:
-  static absl::StatusOr<std::unique_ptr<Blaster>> Connect(int port, size_t bytes);
+  static absl::StatusOr<std::unique_ptr<Blaster>> Connect(int port, size_t bytes,
+                                                          const std::string& host = "127.0.0.1");
   ~Blaster();
   Blaster(const Blaster&) = delete;
   Blaster& operator=(const Blaster&) = delete;

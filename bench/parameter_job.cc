@@ -18,32 +18,6 @@ constexpr uint64_t kInt8Block = 256;
 // Sums of int8's values are not exact, so the norm's last bit depends on the order: there nothing is clipped.
 double ClipNorm(const ParameterJob& job) { return job.push == "int8" || job.push == "top_k" ? 1e30 : 1; }
 
-absl::Status SetFormats(const ParameterJob& job, v1::TransferSpec* transfer) {
-  v1::PushSpec* push = transfer->mutable_push();
-  if (job.push == "f32") {
-    push->mutable_f32();
-  } else if (job.push == "bf16") {
-    push->mutable_bf16();
-  } else if (job.push == "f16") {
-    push->mutable_f16();
-  } else if (job.push == "int8") {
-    push->mutable_int8();
-  } else if (job.push == "top_k") {
-    push->mutable_top_k()->set_density(kBenchDensity);
-  } else {
-    return absl::InvalidArgumentError(
-        absl::StrCat("push format \"", job.push, "\": expected f32, bf16, f16, int8 or top_k"));
-  }
-  if (job.pull == "f32") {
-    transfer->mutable_pull()->mutable_f32();
-  } else if (job.pull == "bf16") {
-    transfer->mutable_pull()->mutable_bf16();
-  } else {
-    return absl::InvalidArgumentError(absl::StrCat("pull format \"", job.pull, "\": expected f32 or bf16"));
-  }
-  return absl::OkStatus();
-}
-
 // ---------------------------------------------------------------- formats, as the page says
 // Values are finite and far from the ends of the ranges here.
 float ThroughBf16(float x) {
@@ -98,6 +72,32 @@ void ThroughTopK(const float* x, size_t n, float* out) {
 
 }  // namespace
 
+absl::Status SetBenchFormats(const std::string& push, const std::string& pull, v1::TransferSpec* transfer) {
+  v1::PushSpec* up = transfer->mutable_push();
+  if (push == "f32") {
+    up->mutable_f32();
+  } else if (push == "bf16") {
+    up->mutable_bf16();
+  } else if (push == "f16") {
+    up->mutable_f16();
+  } else if (push == "int8") {
+    up->mutable_int8();
+  } else if (push == "top_k") {
+    up->mutable_top_k()->set_density(kBenchDensity);
+  } else {
+    return absl::InvalidArgumentError(
+        absl::StrCat("push format \"", push, "\": expected f32, bf16, f16, int8 or top_k"));
+  }
+  if (pull == "f32") {
+    transfer->mutable_pull()->mutable_f32();
+  } else if (pull == "bf16") {
+    transfer->mutable_pull()->mutable_bf16();
+  } else {
+    return absl::InvalidArgumentError(absl::StrCat("pull format \"", pull, "\": expected f32 or bf16"));
+  }
+  return absl::OkStatus();
+}
+
 v1::NodeId BenchNode(const char* role, uint32_t number) {
   v1::NodeId node;
   node.set_name(absl::StrCat(role, "-", number));
@@ -139,7 +139,7 @@ absl::StatusOr<std::shared_ptr<const Layout>> MakeBenchLayout(const ParameterJob
   spec->mutable_optimizer()->mutable_sgd()->set_learning_rate(kLearningRate);
   spec->mutable_optimizer()->set_clip_norm(job.verdict ? ClipNorm(job) : 0);
   spec->mutable_parallel()->set_data(job.workers);
-  if (absl::Status status = SetFormats(job, spec->mutable_transfer()); !status.ok()) return status;
+  if (absl::Status status = SetBenchFormats(job.push, job.pull, spec->mutable_transfer()); !status.ok()) return status;
   FillDefaults(spec);
   plan.set_hash(PlanHash(plan));
   return Layout::Make(std::move(plan));

@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "bench/network_place.h"
 #include "common/layout.h"
 
 namespace sluice {
@@ -26,9 +27,14 @@ struct ParameterJob {
   std::string push = "f32", pull = "f32";  // as in a spec's transfer
   bool verdict = true;                     // one decision a round, else streamed
   bool shared_memory = false;              // payloads of f32 lie there
-  size_t window = 4 << 20;                 // bytes under way unacknowledged
+  size_t window = 4 << 20;                 // bytes under way unacknowledged, a stream
+  bool backward = false;                   // chunks leave one by one, the last one first, as a backward pass makes them
+  std::vector<NetworkPlace> worker_places, server_places;  // empty: all here
   size_t bytes() const { return elements * sizeof(float); }
 };
+
+// INVALID_ARGUMENT for a format that there is not. top_k's density is kBenchDensity.
+absl::Status SetBenchFormats(const std::string& push, const std::string& pull, v1::TransferSpec* transfer);
 
 // "worker-3".
 v1::NodeId BenchNode(const char* role, uint32_t number);

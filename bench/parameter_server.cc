@@ -63,8 +63,9 @@ class Running final : public BenchServer {
     if (scheduler_ != nullptr) scheduler_->Shutdown();
   }
 
-  absl::Status Listen() {
-    ASSIGN_OR_RETURN(listener_, GrpcServer::Start({}, {&parameter_service_, &shard_service_}));
+  absl::Status Listen(const std::string& host) {
+    ASSIGN_OR_RETURN(
+        listener_, GrpcServer::Start({.listen = {host, 0}, .insecure = true}, {&parameter_service_, &shard_service_}));
     return absl::OkStatus();
   }
   int port() const override { return listener_->port(); }
@@ -98,9 +99,9 @@ class Running final : public BenchServer {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<BenchServer>> BenchServer::Listen() {
+absl::StatusOr<std::unique_ptr<BenchServer>> BenchServer::Listen(const std::string& host) {
   auto server = std::make_unique<Running>();
-  RETURN_IF_ERROR(server->Listen());
+  RETURN_IF_ERROR(server->Listen(host));
   return server;
 }
 

@@ -41,6 +41,7 @@ BenchWorker::BenchWorker(const ParameterJob& job, uint32_t number, std::shared_p
                          std::shared_ptr<ParameterMemory> parameters)
     : layout_(std::move(layout)),
       number_(number),
+      backward_(job.backward),
       region_(std::move(region)),
       server_of_(layout_->table().chunks()),
       encoder_(*layout_),
@@ -63,6 +64,7 @@ BenchWorker::BenchWorker(const ParameterJob& job, uint32_t number, std::shared_p
     server_of_[chunk] = static_cast<size_t>(known - servers.begin());
     if (known == servers.end()) servers.push_back({member.node(), member.address()});
   }
+  servers_ = servers.size();
   client_.Open(layout_->generation(), number, servers, {region_, region_ != nullptr});
 }
 
@@ -93,7 +95,9 @@ absl::StatusOr<BenchWorker::Times> BenchWorker::Round(uint64_t round, bool frame
   report.set_kind(v1::RoundReport::TRAIN);
   report.set_count(kBenchCount);
   client_.Report(generation, 0, report);  // chunk 0 is of shard 0, the verdict holder's
-  for (uint64_t i = 0; i < layout_->table().chunks(); ++i) {
+  const uint64_t chunks = layout_->table().chunks();
+  for (uint64_t k = 0; k < chunks; ++k) {
+    const uint64_t i = backward_ ? chunks - 1 - k : k;
     const Range range = layout_->table().range(i);
     v1::ChunkHeader header;
     header.set_chunk(i);
@@ -104,26 +108,33 @@ absl::StatusOr<BenchWorker::Times> BenchWorker::Round(uint64_t round, bool frame
     header.set_count(kBenchCount);
     header.set_encoding(encoder_.encoding());
     const float* values = gradient_ + range.begin;
-    if (i + 1 == layout_->table().chunks()) {
+    // A backward pass, too, lets chunks go as they are ready; with f32 all are, unless it is to look like one.
+    const bool one_by_one = backward_ || encoder_.encoding() != v1::F32;
+    if (one_by_one) client_.MoreFollow(k + 1 < chunks);
+    if (k + 1 == chunks) {
       absl::MutexLock lock(&mutex_);
       all_pushed_ = true;
     }
-    client_.Push(generation, server_of_[i], header,
-                 encoder_.encoding() == v1::F32 ? BorrowedBytes{values, range.size() * sizeof(float), owner_}
-                                                : encoder_.Encode(*layout_, i, round, values));
-    // A backward pass, too, lets chunks go as they are ready; with f32 all are.
-    if (frames_apart || encoder_.encoding() != v1::F32) client_.Flush();
+    BorrowedBytes bytes = {values, range.size() * sizeof(float), owner_};
+    if (encoder_.encoding() != v1::F32) {
+      encoder_.Encode(i, round, values);
+      const auto encoded = encoder_.Bytes(generation, i, round);
+      if (!encoded.has_value()) return absl::InternalError("the encoder has another generation");
+      bytes = *encoded;
+    }
+    client_.Push(generation, server_of_[i], header, std::move(bytes));
+    if (frames_apart || one_by_one) client_.Flush();
   }
   client_.Flush();
   RETURN_IF_ERROR(AwaitVersion(round + 1));
   absl::MutexLock lock(&mutex_);
-  return Times{start, *taken_, *first_, last_};
+  return Times{start, taken_.value_or(*first_), *first_, last_};
 }
 
 absl::Status BenchWorker::AwaitVersion(uint64_t version) {
   absl::MutexLock lock(&mutex_);
   const auto done = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return !failure_.ok() || (in_place_ == layout_->table().chunks() && taken_.has_value());
+    return !failure_.ok() || (in_place_ == layout_->table().chunks() && (taken_.has_value() || servers_ > 1));
   };
   if (!mutex_.AwaitWithTimeout(absl::Condition(&done), kDeadline)) {
     return absl::DeadlineExceededError(absl::StrCat("version ", version, ": ", in_place_, " of ",

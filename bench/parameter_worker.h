@@ -26,7 +26,9 @@ class BenchWorker : private PsClient::Events {
  public:
   struct Times {
     absl::Time start;  // the first call of the round
-    absl::Time taken;  // the last acknowledgement of a push has arrived
+    // The last push is acknowledged. Of several servers some may leave that to the next round: then, at the latest, the
+    // first commit has arrived, which under a verdict takes all pushes.
+    absl::Time taken;
     absl::Time first;  // the round's first commit has arrived
     absl::Time last;   // the last one is in place
   };
@@ -63,10 +65,12 @@ class BenchWorker : private PsClient::Events {
 
   const std::shared_ptr<const Layout> layout_;
   const uint32_t number_;
+  const bool backward_;
   const std::shared_ptr<SharedRegion> region_;
   std::shared_ptr<const void> owner_;  // of the gradient
   float* gradient_ = nullptr;
   std::vector<size_t> server_of_;  // by chunk
+  size_t servers_ = 0;
   PushEncoder encoder_;
   const std::shared_ptr<ParameterMemory> parameters_;
   mutable absl::Mutex mutex_;

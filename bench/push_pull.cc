@@ -3,6 +3,7 @@
 //
 //   bench_push_pull [--mib=64] [--shapes=1x1] [--chunk_kib=1024] [--push=f32] [--pull=f32] [--window_mib=4]
 //                   [--pairs=11] [--seconds=0.5] [--only=transfers|trips] [--json]
+//                   [--backward] [--worker_places=NAME@HOST,...] [--server_places=NAME@HOST,...]
 //
 // --shapes (WORKERSxSERVERS), --chunk_kib, --push and --pull are lists; all combinations are measured. Workers are
 // pinned to the first half of the cores, servers to the other. Each pair takes the paths one after the other, each for
@@ -28,6 +29,9 @@
 // all threads of all processes over push and pull, by float32 of both directions. Where the quartiles of TCP into place
 // lie more than 20% of its median apart, the series is taken again, up to 3 times; then the quietest one is shown and
 // marked NOISY. On a machine where other programs run, `chrt -f 10 bench_push_pull` keeps them off these cores.
+//
+// With --backward chunks leave one by one, the last one first, as a backward pass makes them. With places
+// (network_place.h) the processes run in network namespaces, and nothing is in shared memory.
 //
 // Then 1 KiB there and back, one at a time and with 64 under way (round_trip.h).
 //
@@ -62,6 +66,9 @@ ABSL_FLAG(int, window_mib, 4, "MiB that may be under way unacknowledged, a strea
 ABSL_FLAG(int, pairs, 11, "timed pairs of a series; one more warms up");
 ABSL_FLAG(double, seconds, 0.5, "least time of a path in a pair");
 ABSL_FLAG(std::string, only, "", "transfers or trips; empty: both");
+ABSL_FLAG(bool, backward, false, "chunks leave one by one, the last one first");
+ABSL_FLAG(Strings, worker_places, {}, "NAME@HOST of each: a network namespace and the address there");
+ABSL_FLAG(Strings, server_places, {}, "the same");
 ABSL_FLAG(bool, json, false, "print JSON instead of tables");
 
 namespace sluice {
@@ -86,6 +93,7 @@ struct Path {
   std::vector<double> push = {}, pull = {}, push_ratio = {}, pull_ratio = {};  // GB/s; to the ceiling in the same pair
   double worker_cpu = 0, server_cpu = 0;                                       // seconds
   double gigabytes = 0;
+  std::vector<double> push_seconds = {}, pull_seconds = {}, taken_seconds = {};  // of one exchange
 
   static json Json(const std::vector<double>& rate, const std::vector<double>& ratio) {
     const Quartiles r = QuartilesOf(rate), q = QuartilesOf(ratio);
@@ -95,6 +103,9 @@ struct Path {
   json Json() const {
     return {{"push", Json(push, push_ratio)},
             {"pull", Json(pull, pull_ratio)},
+            {"push_s", QuartilesOf(push_seconds).median},
+            {"pull_s", QuartilesOf(pull_seconds).median},
+            {"taken_s", QuartilesOf(taken_seconds).median},
             {"cpu_s_per_gb_worker", worker_cpu / gigabytes},
             {"cpu_s_per_gb_server", server_cpu / gigabytes}};
   }
@@ -106,7 +117,8 @@ struct Series {
 };
 
 Series EmptySeries(const ParameterJob& job) {
-  const bool f32 = job.push == "f32" && job.pull == "f32", one = f32 && job.workers * job.servers == 1;
+  const bool f32 = job.push == "f32" && job.pull == "f32" && job.server_places.empty(),
+             one = f32 && job.workers * job.servers == 1;
   Series series;
   series.paths.push_back({TransferPath::kPlace, "tcp_into_place", "TCP into place"});
   if (one) series.paths.push_back({TransferPath::kHot, "tcp_hot", "TCP hot"});
@@ -126,6 +138,7 @@ absl::Status MeasurePath(TransferNodes* nodes, const ParameterJob& job, const Pa
     ASSIGN_OR_RETURN(const TransferSeconds one, nodes->Exchange(path->path));
     sum.push += one.push;
     sum.pull += one.pull;
+    sum.taken += one.taken;
   }
   ASSIGN_OR_RETURN(const double server_after, nodes->ServerCpu());
   ASSIGN_OR_RETURN(const double worker_after, nodes->WorkerCpu());
@@ -133,6 +146,9 @@ absl::Status MeasurePath(TransferNodes* nodes, const ParameterJob& job, const Pa
   path->server_cpu += server_after - server_before;
   const double gigabytes = static_cast<double>(job.bytes()) * job.workers * exchanges / 1e9;
   path->gigabytes += 2 * gigabytes;
+  path->push_seconds.push_back(sum.push / exchanges);
+  path->pull_seconds.push_back(sum.pull / exchanges);
+  path->taken_seconds.push_back(sum.taken / exchanges);
   path->push.push_back(gigabytes / sum.push);
   path->pull.push_back(gigabytes / sum.pull);
   path->push_ratio.push_back(path->push.back() / ceiling.push.back());
@@ -305,6 +321,13 @@ absl::StatusOr<std::vector<ParameterJob>> Jobs() {
           job.push = push;
           job.pull = pull;
           job.window = static_cast<size_t>(window) << 20;
+          job.backward = absl::GetFlag(FLAGS_backward);
+          if (const Strings places = absl::GetFlag(FLAGS_worker_places); !places.empty()) {
+            ASSIGN_OR_RETURN(job.worker_places, ParsePlaces(places, job.workers));
+          }
+          if (const Strings places = absl::GetFlag(FLAGS_server_places); !places.empty()) {
+            ASSIGN_OR_RETURN(job.server_places, ParsePlaces(places, job.servers));
+          }
           const Strings nowhere(job.servers, "127.0.0.1:1");
           RETURN_IF_ERROR(MakeBenchLayout(job, nowhere).status());
           jobs.push_back(job);

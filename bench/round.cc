@@ -1,8 +1,9 @@
 // How long a round takes and where its time goes, through the real server and the real worker as processes over gRPC on
 // loopback.
 //
-//   bench_round [--mparameters=1,4,16,64,100] [--shapes=1x1,2x2] [--rounds=20] [--json]
-//   bench_round --gpt [--repeats=3] [--rounds=15] [--json]
+//   bench_round [--mparameters=1,4,16,64,100] [--shapes=2x2,1x1] [--rounds=20] [--json]
+//   bench_round --gpt [--repeats=3] [--rounds=15] [--shapes=2x2,1x1] [--push=f32] [--pull=f32] [--json]
+//               [--discipline=verdict|stream] [--worker_places=NAME@HOST,...] [--server_places=NAME@HOST,...]
 //
 // Without --gpt: a synthetic model of so many million parameters that computes nothing, on WORKERSxSERVERS, with one
 // verdict a round and streamed; plain SGD. The round is all communication: push of every gradient, sums, verdict,
@@ -39,10 +40,16 @@
 
 ABSL_FLAG(std::vector<std::string>, mparameters, std::vector<std::string>({"1", "4", "16", "64", "100"}),
           "sizes, in 2^20 parameters, 1 to 512");
-ABSL_FLAG(std::vector<std::string>, shapes, std::vector<std::string>({"1x1", "2x2"}), "WORKERSxSERVERS, 1 to 16 each");
+ABSL_FLAG(std::vector<std::string>, shapes, std::vector<std::string>({"2x2", "1x1"}), "WORKERSxSERVERS, 1 to 16 each");
 ABSL_FLAG(int, rounds, 20, "timed rounds of a run, after 3 that warm up");
 ABSL_FLAG(bool, gpt, false, "the small GPT: exposed communication");
 ABSL_FLAG(int, repeats, 3, "--gpt: runs with communication and runs without, in turns");
+ABSL_FLAG(std::string, discipline, "", "--gpt: verdict or stream; empty: both");
+ABSL_FLAG(std::string, push, "f32", "--gpt: f32, bf16, f16, int8, top_k (1%)");
+ABSL_FLAG(std::string, pull, "f32", "--gpt: f32, bf16");
+ABSL_FLAG(std::vector<std::string>, worker_places, {},
+          "--gpt: NAME@HOST of each worker: a network namespace and the address");
+ABSL_FLAG(std::vector<std::string>, server_places, {}, "--gpt: the same of each server");
 ABSL_FLAG(bool, json, false, "print JSON instead of tables");
 
 namespace sluice {
@@ -58,18 +65,24 @@ json Shares(const RoundResult& r) {
 }
 
 // ---------------------------------------------------------------- synthetic
+absl::Status ReadShape(const std::string& shape, RoundJob* job) {
+  const std::vector<std::string> sides = absl::StrSplit(shape, 'x');
+  if (sides.size() != 2 || !absl::SimpleAtoi(sides[0], &job->workers) || !absl::SimpleAtoi(sides[1], &job->servers) ||
+      job->workers < 1 || job->workers > 16 || job->servers < 1 || job->servers > 16) {
+    return absl::InvalidArgumentError(absl::StrCat("--shapes=", shape, ": expected WORKERSxSERVERS of 1 to 16 each"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Synthetic() {
   std::vector<RoundJob> jobs;
   for (const std::string& size : absl::GetFlag(FLAGS_mparameters)) {
     for (const std::string& shape : absl::GetFlag(FLAGS_shapes)) {
-      const std::vector<std::string> sides = absl::StrSplit(shape, 'x');
       RoundJob job;
+      RETURN_IF_ERROR(ReadShape(shape, &job));
       uint32_t millions = 0;
-      if (!absl::SimpleAtoi(size, &millions) || millions < 1 || millions > 512 || sides.size() != 2 ||
-          !absl::SimpleAtoi(sides[0], &job.workers) || !absl::SimpleAtoi(sides[1], &job.servers) || job.workers < 1 ||
-          job.workers > 16 || job.servers < 1 || job.servers > 16) {
-        return absl::InvalidArgumentError(absl::StrCat("--mparameters=", size, " --shapes=", shape,
-                                                       ": expected 1 to 512, and WORKERSxSERVERS of 1 to 16 each"));
+      if (!absl::SimpleAtoi(size, &millions) || millions < 1 || millions > 512) {
+        return absl::InvalidArgumentError(absl::StrCat("--mparameters=", size, ": expected 1 to 512"));
       }
       job.mib = 4 * millions;
       job.rounds = static_cast<uint64_t>(absl::GetFlag(FLAGS_rounds));
@@ -132,6 +145,13 @@ void Add(RoundResult* all, const RoundResult& run, double part) {
   }
 }
 
+// By verdict, streamed.
+std::vector<bool> Disciplines() {
+  const std::string only = absl::GetFlag(FLAGS_discipline);
+  if (only.empty()) return {true, false};
+  return {only == "verdict"};
+}
+
 // One way of carrying payloads, both disciplines: a job's runs, and its part of the row.
 struct GptRuns {
   const char* key;
@@ -141,7 +161,7 @@ struct GptRuns {
 
   absl::Status Run(RoundJob job, double part) {
     job.shared_memory = shared_memory;
-    for (const bool by_verdict : {true, false}) {
+    for (const bool by_verdict : Disciplines()) {
       job.verdict = by_verdict;
       ASSIGN_OR_RETURN(const RoundResult r, RunRounds(job, /*alone=*/false));
       Add(by_verdict ? &verdict : &stream, r, part);
@@ -175,15 +195,22 @@ struct GptRuns {
   }
 };
 
-absl::StatusOr<json> GptOn(uint32_t workers, uint32_t servers, bool text) {
+absl::StatusOr<json> GptOn(const std::string& shape, bool text) {
   RoundJob job;
+  RETURN_IF_ERROR(ReadShape(shape, &job));
   job.gpt = true;
-  job.workers = workers;
-  job.servers = servers;
   job.rounds = static_cast<uint64_t>(absl::GetFlag(FLAGS_rounds));
+  job.push = absl::GetFlag(FLAGS_push);
+  job.pull = absl::GetFlag(FLAGS_pull);
+  ASSIGN_OR_RETURN(job.worker_places, ParsePlaces(absl::GetFlag(FLAGS_worker_places), job.workers));
+  ASSIGN_OR_RETURN(job.server_places, ParsePlaces(absl::GetFlag(FLAGS_server_places), job.servers));
+  RETURN_IF_ERROR(MakeRoundLayout(job, std::vector<std::string>(job.servers, "127.0.0.1:1")).status());
+  const uint32_t workers = job.workers, servers = job.servers;
+  const bool apart = !absl::GetFlag(FLAGS_server_places).empty();  // then nothing is in shared memory
   const int repeats = absl::GetFlag(FLAGS_repeats);
   RoundResult alone;
-  GptRuns ways[] = {{"tcp", "TCP", false}, {"shared_memory", "shared memory", true}};
+  std::vector<GptRuns> ways = {{"tcp", "TCP", false}};
+  if (!apart) ways.push_back({"shared_memory", "shared memory", true});
   for (int i = 0; i < repeats; ++i) {
     ASSIGN_OR_RETURN(const RoundResult a, RunRounds(job, /*alone=*/true));
     Add(&alone, a, 1.0 / repeats);
@@ -198,7 +225,7 @@ absl::StatusOr<json> GptOn(uint32_t workers, uint32_t servers, bool text) {
                 Ms(alone.worker_cpu).c_str());
   }
   for (const GptRuns& way : ways) {
-    for (const bool by_verdict : {true, false}) {
+    for (const bool by_verdict : Disciplines()) {
       const char* discipline = by_verdict ? "VERDICT" : "STREAM";
       out[way.key][discipline] = way.Row(by_verdict ? way.verdict : way.stream, alone,
                                          absl::StrFormat("%ux%u %s", workers, servers, discipline), text);
@@ -219,8 +246,8 @@ absl::Status Gpt() {
         "others, verdict | CPU ms, workers + servers |\n|---|---|---|---|---|---|\n");
   }
   json rows = json::array();
-  for (const uint32_t n : {2u, 1u}) {
-    ASSIGN_OR_RETURN(const json row, GptOn(n, n, text));
+  for (const std::string& shape : absl::GetFlag(FLAGS_shapes)) {
+    ASSIGN_OR_RETURN(const json row, GptOn(shape, text));
     rows.push_back(row);
   }
   if (!text) {
@@ -235,6 +262,10 @@ absl::Status Gpt() {
 }
 
 int Main() {
+  if (const std::string only = absl::GetFlag(FLAGS_discipline); only != "" && only != "verdict" && only != "stream") {
+    std::fprintf(stderr, "bench_round: --discipline=%s: expected verdict or stream\n", only.c_str());
+    return 2;
+  }
   if (absl::GetFlag(FLAGS_rounds) < 1 || absl::GetFlag(FLAGS_repeats) < 1) {
     std::fprintf(stderr, "bench_round: --rounds and --repeats must be at least 1\n");
     return 2;

@@ -121,6 +121,7 @@ absl::StatusOr<std::shared_ptr<const Layout>> MakeRoundLayout(const RoundJob& jo
   spec->mutable_train()->set_batch(kBatch * job.workers);
   spec->mutable_train()->set_eval_every(0);
   spec->mutable_parallel()->set_data(job.workers);
+  RETURN_IF_ERROR(SetBenchFormats(job.push, job.pull, spec->mutable_transfer()));
   FillDefaults(spec);
   ASSIGN_OR_RETURN(const ParameterSpace space, MakeParameterSpace(spec->model()));
   plan.set_chunk_elements(DefaultChunkElements(space.size()));

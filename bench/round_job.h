@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "bench/network_place.h"
 #include "common/layout.h"
 #include "worker/backend/backend.h"
 #include "worker/data/dataset.h"
@@ -22,8 +23,10 @@ struct RoundJob {
   uint32_t mib = 4;  // synthetic: of float32, 262144 parameters each
   bool verdict = true;
   uint32_t workers = 1, servers = 1;
-  bool shared_memory = false;  // payloads between workers and servers lie there; else all bytes pass TCP
-  uint64_t rounds = 20;        // measured; a few more warm up
+  bool shared_memory = false;              // payloads between workers and servers lie there; else all bytes pass TCP
+  uint64_t rounds = 20;                    // measured; a few more warm up
+  std::string push = "f32", pull = "f32";  // as in a spec's transfer
+  std::vector<NetworkPlace> worker_places, server_places;  // empty: all here
 };
 
 v1::NodeId RoundNode(const char* role, uint32_t number);

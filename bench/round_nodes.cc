@@ -42,17 +42,21 @@ void AnswerCpu(const Pipes& pipes) {
   }
 }
 
+std::string ServerHost(const RoundJob& job, uint32_t number) {
+  return job.server_places.empty() ? "127.0.0.1" : job.server_places.at(number).host;
+}
+
 absl::StatusOr<std::vector<std::string>> ReadAddresses(const RoundJob& job, int from) {
   std::vector<int> ports(job.servers);
   RETURN_IF_ERROR(ReadAll(from, ports.data(), ports.size() * sizeof(int)));
   std::vector<std::string> addresses;
-  for (const int port : ports) addresses.push_back(HostPort{"127.0.0.1", port}.ToString());
+  for (uint32_t i = 0; i < job.servers; ++i) addresses.push_back(HostPort{ServerHost(job, i), ports[i]}.ToString());
   return addresses;
 }
 
 // ---------------------------------------------------------------- a server
 absl::Status Serve(const RoundJob& job, uint32_t number, const Pipes& pipes) {
-  ASSIGN_OR_RETURN(const auto server, BenchServer::Listen());
+  ASSIGN_OR_RETURN(const auto server, BenchServer::Listen(ServerHost(job, number)));
   const int port = server->port();
   RETURN_IF_ERROR(WriteAll(pipes.report, &port, sizeof(port)));
   ASSIGN_OR_RETURN(const std::vector<std::string> addresses, ReadAddresses(job, pipes.control));
@@ -193,11 +197,16 @@ absl::StatusOr<RoundResult> RunRounds(const RoundJob& job, bool alone) {
   const uint32_t servers = alone ? 0 : job.servers;
   RoundProcesses processes;
   for (uint32_t i = 0; i < servers; ++i) {
-    RETURN_IF_ERROR(processes.Fork([&](const Pipes& pipes) { return Serve(job, i, pipes); }));
+    RETURN_IF_ERROR(processes.Fork([&](const Pipes& pipes) -> absl::Status {
+      if (!job.server_places.empty()) RETURN_IF_ERROR(EnterNetwork(job.server_places.at(i)));
+      return Serve(job, i, pipes);
+    }));
   }
   for (uint32_t i = 0; i < job.workers; ++i) {
-    RETURN_IF_ERROR(processes.Fork(
-        [&](const Pipes& pipes) { return alone ? WorkAlone(job, i, pipes) : WorkTogether(job, i, pipes); }));
+    RETURN_IF_ERROR(processes.Fork([&](const Pipes& pipes) -> absl::Status {
+      if (!job.worker_places.empty()) RETURN_IF_ERROR(EnterNetwork(job.worker_places.at(i)));
+      return alone ? WorkAlone(job, i, pipes) : WorkTogether(job, i, pipes);
+    }));
   }
   std::vector<int> ports(servers);
   for (uint32_t i = 0; i < servers; ++i) {

@@ -35,13 +35,19 @@ struct Ports {  // of one server
   int place[kMaxWorkers] = {}, plain = 0, server = 0, shared = 0, alone = 0;
 };
 
-bool SharesMemory(const ParameterJob& job) { return job.push == "f32" && job.pull == "f32"; }
+bool SharesMemory(const ParameterJob& job) {
+  return job.push == "f32" && job.pull == "f32" && job.server_places.empty();
+}
 
 TransferShape Shape(const ParameterJob& job) { return {job.bytes(), job.chunk_elements * sizeof(float), job.window}; }
 
-std::vector<std::string> Addresses(const std::vector<Ports>& all, int Ports::*port) {
+std::string ServerHost(const ParameterJob& job, size_t server) {
+  return job.server_places.empty() ? "127.0.0.1" : job.server_places.at(server).host;
+}
+
+std::vector<std::string> Addresses(const ParameterJob& job, const std::vector<Ports>& all, int Ports::*port) {
   std::vector<std::string> addresses;
-  for (const Ports& ports : all) addresses.push_back(HostPort{"127.0.0.1", ports.*port}.ToString());
+  for (size_t i = 0; i < all.size(); ++i) addresses.push_back(HostPort{ServerHost(job, i), all[i].*port}.ToString());
   return addresses;
 }
 
@@ -66,8 +72,8 @@ struct TransferNodes::Command {
 };
 
 struct TransferNodes::Reply {
-  double start = 0, middle = 0, end = 0;  // seconds since the epoch; of a push or pull without middle
-  double cpu = 0;                         // seconds so far
+  double start = 0, middle = 0, end = 0, taken = 0;  // seconds since the epoch; of a push or pull start and end
+  double cpu = 0;                                    // seconds so far
   bool ok = true;
   char message[256] = {};
 };
@@ -77,12 +83,12 @@ absl::Status TransferNodes::Serve(const ParameterJob& job, bool all_paths, uint3
   Ports mine;
   std::vector<std::unique_ptr<BlasterServer>> blasters;
   for (uint32_t worker = 0; worker < job.workers; ++worker) {
-    ASSIGN_OR_RETURN(auto blaster, BlasterServer::Start(job.bytes() / job.servers));
+    ASSIGN_OR_RETURN(auto blaster, BlasterServer::Start(job.bytes() / job.servers, ServerHost(job, number)));
     mine.place[worker] = blaster->port();
     blasters.push_back(std::move(blaster));
   }
-  ASSIGN_OR_RETURN(const auto server, BenchServer::Listen());
-  ASSIGN_OR_RETURN(const auto shared, BenchServer::Listen());
+  ASSIGN_OR_RETURN(const auto server, BenchServer::Listen(ServerHost(job, number)));
+  ASSIGN_OR_RETURN(const auto shared, BenchServer::Listen(ServerHost(job, number)));
   mine.server = server->port();
   mine.shared = shared->port();
   std::unique_ptr<StreamAloneService> alone;
@@ -99,10 +105,10 @@ absl::Status TransferNodes::Serve(const ParameterJob& job, bool all_paths, uint3
   std::vector<Ports> all(job.servers);
   RETURN_IF_ERROR(ReadAll(pipes.control, all.data(), all.size() * sizeof(Ports)));
   const v1::NodeId node = BenchNode("server", number);
-  ASSIGN_OR_RETURN(auto layout, MakeBenchLayout(job, Addresses(all, &Ports::server)));
+  ASSIGN_OR_RETURN(auto layout, MakeBenchLayout(job, Addresses(job, all, &Ports::server)));
   RETURN_IF_ERROR(server->Serve(layout, node, /*shared_memory=*/false, nullptr));
   if (SharesMemory(job)) {
-    ASSIGN_OR_RETURN(layout, MakeBenchLayout(job, Addresses(all, &Ports::shared)));
+    ASSIGN_OR_RETURN(layout, MakeBenchLayout(job, Addresses(job, all, &Ports::shared)));
     RETURN_IF_ERROR(shared->Serve(layout, node, /*shared_memory=*/true, nullptr));
   }
   // Said once when it serves; then each byte asks for it. The pipe's end ends this process.
@@ -124,15 +130,15 @@ class TransferNodes::Working {
 
   absl::Status Connect(const std::vector<Ports>& all) {
     const size_t part = job_.bytes() / job_.servers;
-    for (const Ports& server : all) {
-      ASSIGN_OR_RETURN(auto blaster, Blaster::Connect(server.place[number_], part));
+    for (size_t i = 0; i < all.size(); ++i) {
+      ASSIGN_OR_RETURN(auto blaster, Blaster::Connect(all[i].place[number_], part, ServerHost(job_, i)));
       blasters_.push_back(std::move(blaster));
     }
-    RETURN_IF_ERROR(Open(&server_, Addresses(all, &Ports::server), false));
-    if (SharesMemory(job_)) RETURN_IF_ERROR(Open(&shared_, Addresses(all, &Ports::shared), true));
+    RETURN_IF_ERROR(Open(&server_, Addresses(job_, all, &Ports::server), false));
+    if (SharesMemory(job_)) RETURN_IF_ERROR(Open(&shared_, Addresses(job_, all, &Ports::shared), true));
     if (all_paths_) {
       ASSIGN_OR_RETURN(plain_, Blaster::Connect(all[0].plain, job_.bytes()));
-      alone_ = std::make_unique<StreamAlone>(Shape(job_), &transport_, Addresses(all, &Ports::alone)[0], pulled_);
+      alone_ = std::make_unique<StreamAlone>(Shape(job_), &transport_, Addresses(job_, all, &Ports::alone)[0], pulled_);
     }
     return absl::OkStatus();
   }
@@ -153,7 +159,7 @@ class TransferNodes::Working {
         if (push) std::fill(pulled_->begin(), pulled_->end(), -1.0f);
         reply->start = Seconds(absl::Now());
         RETURN_IF_ERROR(Move(command.path, push));
-        reply->middle = reply->end = Seconds(absl::Now());
+        reply->end = Seconds(absl::Now());
         return absl::OkStatus();
       }
       case Command::kRound: {
@@ -163,6 +169,7 @@ class TransferNodes::Working {
         reply->start = Seconds(times.start);
         reply->middle = Seconds(times.first);
         reply->end = Seconds(times.last);
+        reply->taken = Seconds(times.taken);
         return absl::OkStatus();
       }
       case Command::kVerify:
@@ -278,13 +285,15 @@ absl::StatusOr<std::unique_ptr<TransferNodes>> TransferNodes::Start(const Parame
 absl::Status TransferNodes::StartAll() {
   pinned_ = Cores() >= 2;
   for (uint32_t i = 0; i < job_.servers; ++i) {
-    RETURN_IF_ERROR(processes_.Fork([&](const Pipes& pipes) {
+    RETURN_IF_ERROR(processes_.Fork([&](const Pipes& pipes) -> absl::Status {
+      if (!job_.server_places.empty()) RETURN_IF_ERROR(EnterNetwork(job_.server_places.at(i)));
       PinServer(i);
       return Serve(job_, all_paths_, i, pipes);
     }));
   }
   for (uint32_t i = 0; i < job_.workers; ++i) {
-    RETURN_IF_ERROR(processes_.Fork([&](const Pipes& pipes) {
+    RETURN_IF_ERROR(processes_.Fork([&](const Pipes& pipes) -> absl::Status {
+      if (!job_.worker_places.empty()) RETURN_IF_ERROR(EnterNetwork(job_.worker_places.at(i)));
       PinWorker(i);
       return Work(job_, all_paths_, i, pipes);
     }));
@@ -344,7 +353,8 @@ absl::StatusOr<TransferSeconds> TransferNodes::Exchange(TransferPath path) {
   if (path == TransferPath::kServer || path == TransferPath::kShared) {
     ASSIGN_OR_RETURN(const auto replies, Ask({.what = Command::kRound, .path = path}));
     const double first = most(replies, &Reply::middle);
-    return TransferSeconds{first - least(replies, &Reply::start), most(replies, &Reply::end) - first};
+    return TransferSeconds{first - least(replies, &Reply::start), most(replies, &Reply::end) - first,
+                           most(replies, &Reply::taken) - least(replies, &Reply::start)};
   }
   ASSIGN_OR_RETURN(const auto pushes, Ask({.what = Command::kPush, .path = path}));
   ASSIGN_OR_RETURN(const auto pulls, Ask({.what = Command::kPull, .path = path}));

@@ -19,8 +19,9 @@ enum class TransferPath { kPlace, kHot, kPlain, kServer, kShared, kAlone };
 
 // How long one exchange of all bytes took, by the clocks of the workers.
 struct TransferSeconds {
-  double push = 0;  // from the first worker's start until the last one's push has ended
-  double pull = 0;  // from there until everything has come
+  double push = 0;   // from the first worker's start until the last one's push has ended
+  double pull = 0;   // from there until everything has come
+  double taken = 0;  // from the first worker's start until the last push is acknowledged; 0 where there is no server
 };
 
 // The processes of one job: `servers` + `workers` children, as long as this lives. One owner's thread; blocks.
