@@ -397,10 +397,6 @@ class Checker {
           "transfer.push.error_feedback: found true beside f32, which loses nothing; leave it out, or choose one of "
           "bf16, f16, int8, top_k");
     }
-    if (lossy && spec_.train().mode() == v1::TrainSpec::ASYNC) {
-      Problem("transfer.push: found ", absl::AsciiStrToLower(EncodingName(PushEncoding(spec_))),
-              ", allowed with train.mode async is f32");
-    }
   }
 
   void Rest() {

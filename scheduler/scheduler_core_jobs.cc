@@ -85,14 +85,19 @@ void ResumeResiduals(const ResumeFrom& from, const v1::JobSpec& spec, v1::Checkp
     status->add_warnings(absl::StrCat("what was left out of the gradients of ", Count(held, "rank"), " goes on with ",
                                       Count(ranks, "rank"), ": rank i's with rank i mod ", ranks));
   }
-  const bool dropped = held > 0 && !keeps(spec), absent = held == 0 && keeps(manifest.spec());
+  const bool dropped = held > 0 && !keeps(spec), absent = held == 0 && ErrorFeedback(manifest.spec());
   if (!dropped && !absent) return;
-  status->set_exact_until_round(
-      std::min(manifest.version(), status->has_exact_until_round() ? status->exact_until_round() : UINT64_MAX));
+  const auto async = [](const v1::JobSpec& s) { return s.train().mode() == v1::TrainSpec::ASYNC; };
+  if (!async(spec)) {
+    status->set_exact_until_round(
+        std::min(manifest.version(), status->has_exact_until_round() ? status->exact_until_round() : UINT64_MAX));
+  }
+  const char* const why =
+      absent ? (async(manifest.spec()) ? "checkpoints of async jobs do not hold it"
+                                       : "the checkpoint does not hold it (an earlier version of Sluice wrote it)")
+             : (async(spec) ? "an async job begins without" : "this job pushes without error feedback");
   status->add_warnings(absl::StrCat("what ", EncodingName(PushEncoding(manifest.spec())),
-                                    " had left out of the gradients of ", from.directory, " is dropped: ",
-                                    absent ? "the checkpoint does not hold it (an earlier version of Sluice wrote it)"
-                                           : "this job pushes without error feedback"));
+                                    " had left out of the gradients of ", from.directory, " is dropped: ", why));
 }
 
 // Over the replicas.

@@ -279,7 +279,7 @@ void SchedulerCore::Adopt(JobEntry& job, v1::Plan plan, bool rewind, absl::Time 
         !rewind && i < job.plan().ranks_size() && SameNode(plan.ranks(i).node(), job.plan().ranks(i).node());
     if (!kept) ++dropped;
   }
-  if (dropped > 0) inexact();
+  if (dropped > 0 && plan.spec().train().mode() != v1::TrainSpec::ASYNC) inexact();  // async never is exact
   std::string text = absl::StrCat("generation ", plan.generation());
   if (!job.trouble.empty()) absl::StrAppend(&text, " without ", absl::StrJoin(job.trouble, ", "));
   if (job.trouble_since != absl::InfiniteFuture()) {

@@ -282,12 +282,19 @@ void ChunkStore::Update(Chunk* c, Range range, const UpdateRule& rule, float sca
   }
 }
 
-bool ChunkStore::ApplyContribution(uint64_t chunk, const ContributionUpdate& update, const Payload& payload) {
+bool ChunkStore::ApplyContribution(uint64_t chunk, const ContributionUpdate& update, const Payload& pushed) {
   Chunk* c = Find(chunk);
   if (c == nullptr) return true;
   const Range range = layout_->table().range(chunk);
   ++c->version;
-  if (payload.size() == 0) return true;
+  if (pushed.size() == 0) return true;
+  Payload payload = pushed;
+  std::shared_ptr<float[]> decoded;
+  if (push_encoding_ != v1::F32) {
+    decoded = pool_->Take(range.size());
+    DecodePayload(push_encoding_, pushed, range.size(), decoded.get());
+    payload = Payload({grpc::Slice(decoded.get(), range.size() * sizeof(float), grpc::Slice::STATIC_SLICE)});
+  }
   CHECK(payload.size() == range.size() * sizeof(float));
   float scratch[SumReader::kUnit];
   SumReader values(nullptr, payload);

@@ -36,6 +36,7 @@ PushEncoder::Start PushEncoder::Begin(const Layout& layout, uint32_t replica) {
     chunk.levels.clear();
   }
   restoring_ = dealt_ = 0;
+  ++drops_;
   if (feedback_ && plan.has_checkpoint() && plan.checkpoint().residuals() > 0 &&
       plan.start() == plan.checkpoint().version()) {
     restoring_ = chunks_.size();
@@ -72,7 +73,7 @@ std::vector<uint32_t> PushEncoder::Levels(const float* residual, size_t n) const
 
 // The round's number of values, to chunks by how many of the residual's largest they have: those above a level, and of
 // that level, where the number runs out, all chunks the same share.
-void PushEncoder::Deal(uint64_t round) {
+void PushEncoder::Deal(uint64_t lease, uint64_t round) {
   std::vector<uint64_t> total(kLevels);
   for (size_t i = 0; i < chunks_.size(); ++i) {
     const Chunk& chunk = chunks_[i];
@@ -96,7 +97,7 @@ void PushEncoder::Deal(uint64_t round) {
     count += static_cast<uint64_t>(std::ceil(share * static_cast<double>(at_cut)));
     chunk.count = std::clamp<uint64_t>(count, 1, n);
   }
-  dealt_ = round + 1;
+  dealt_ = lease + 1;
 }
 
 // ---------------------------------------------------------------- encoding
@@ -107,15 +108,17 @@ void PushEncoder::Reserve(Chunk* chunk, size_t bytes) const {
   chunk->capacity = bytes;
 }
 
-void PushEncoder::Encode(uint64_t index, uint64_t round, const float* gradient) {
+void PushEncoder::Encode(uint64_t index, uint64_t lease, uint64_t round, const float* gradient) {
   const size_t n = table_.range(index).size();
   Chunk work;  // the chunk's memory while it is written: nobody else sees it
+  uint64_t drops = 0;
   {
     absl::MutexLock lock(&mutex_);
     Chunk& chunk = chunks_[index];
-    if (chunk.rounds == round + 1) return;
-    CHECK(chunk.rounds <= round, "chunk {}: round {} is encoded after round {}", index, round, chunk.rounds - 1);
-    if (encoding_ == v1::TOP_K && dealt_ != round + 1) Deal(round);
+    if (chunk.rounds == lease + 1) return;
+    CHECK(chunk.rounds <= lease, "chunk {}: round {} is encoded after round {}", index, lease, chunk.rounds - 1);
+    if (encoding_ == v1::TOP_K && dealt_ != lease + 1) Deal(lease, round);
+    drops = drops_;
     work = std::move(chunk);
     chunk = Chunk();
   }
@@ -137,9 +140,9 @@ void PushEncoder::Encode(uint64_t index, uint64_t round, const float* gradient) 
     EncodeValues(encoding_, gradient, work.residual.get(), n, work.bytes.get());
   }
   if (feedback_) work.levels = Levels(work.residual.get(), n);
-  work.rounds = round + 1;
+  work.rounds = lease + 1;
   absl::MutexLock lock(&mutex_);
-  chunks_[index] = std::move(work);
+  if (drops == drops_) chunks_[index] = std::move(work);  // else a rewind meanwhile
 }
 
 std::optional<BorrowedBytes> PushEncoder::Bytes(uint64_t generation, uint64_t index, uint64_t round) {

@@ -6,6 +6,9 @@
 // becomes what the encoding left out as the bytes are made, counts each round once. (In one timeline a round that is
 // computed again starts from the same parameters and the same samples: its gradient is the same.)
 //
+// What is a round here is a lease in async jobs, numbered by the caller. A lease that a new generation interrupts is
+// computed again from other parameters: what it had pushed of chunks that no server applied is lost.
+//
 // TOP_K has a number of values to choose in a round. It is dealt to the chunks by their shares in the largest values of
 // the residual before the round, so that, as far as these tell, the largest of the whole gradient are chosen, and yet a
 // chunk can leave before the others are computed. Without a residual every chunk gets its share by length.
@@ -25,8 +28,8 @@
 
 namespace sluice {
 
-// Thread-safe, but Encode and Restore have one caller at a time for a chunk, and Begin and Residual of a chunk are not
-// called while one of these is under way. Sums over samples go in and come out: nothing is scaled from round to round.
+// Thread-safe, but Encode and Restore have one caller at a time, and Residual is not called meanwhile. Sums over
+// samples go in and come out: nothing is scaled from round to round.
 class PushEncoder {
  public:
   // `layout`: of any generation of the job.
@@ -45,7 +48,11 @@ class PushEncoder {
   void Restore(uint64_t chunk, const Payload& values) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Makes the contribution to `round` of the chunk, unless it is there; `gradient`: its elements.
-  void Encode(uint64_t chunk, uint64_t round, const float* gradient) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Encode(uint64_t chunk, uint64_t round, const float* gradient) ABSL_LOCKS_EXCLUDED(mutex_) {
+    Encode(chunk, round, round, gradient);
+  }
+  // The same for lease number `lease`, which lies in `round`.
+  void Encode(uint64_t chunk, uint64_t lease, uint64_t round, const float* gradient) ABSL_LOCKS_EXCLUDED(mutex_);
   // The contribution that Encode made, or is about to make (then it is waited for). Absent where `generation` is over.
   std::optional<BorrowedBytes> Bytes(uint64_t generation, uint64_t chunk, uint64_t round) ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -63,7 +70,7 @@ class PushEncoder {
     size_t count = 0;                   // TOP_K: values to choose in round dealt_ - 1
   };
   void Reserve(Chunk* chunk, size_t bytes) const;
-  void Deal(uint64_t round) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Deal(uint64_t lease, uint64_t round) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::vector<uint32_t> Levels(const float* residual, size_t n) const;
 
   const v1::Encoding encoding_;
@@ -76,6 +83,7 @@ class PushEncoder {
   uint64_t generation_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t timeline_ ABSL_GUARDED_BY(mutex_) = 0;
   uint32_t replica_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t drops_ ABSL_GUARDED_BY(mutex_) = 0;      // how often all was dropped
   uint64_t restoring_ ABSL_GUARDED_BY(mutex_) = 0;  // chunks that Restore is still owed for
   uint64_t dealt_ ABSL_GUARDED_BY(mutex_) = 0;      // 1 + the round of the chunks' counts; 0: none
 };

@@ -69,7 +69,8 @@ class RoundActions {
 
   // On an open stream only.
   virtual void Subscribe(size_t server, const v1::Subscribe& subscribe) = 0;
-  // The chunk's gradient of the round is final: its contribution can be made. Before it is pushed for the first time.
+  // The chunk's gradient of the round (async: of the lease that lies in it) is final: its contribution can be made.
+  // Before it is pushed for the first time.
   virtual void Encode(uint64_t chunk, uint64_t round) {}
   // The contribution to header.chunk; header.elements 0: an empty one. It must stay readable until its commit is seen
   // or the generation ends, that is, until the next AllInPlace (async: StartCompute).
@@ -158,6 +159,7 @@ class RoundCore {
   // r: the open round; in async the one that the lease lies in.
   uint64_t round() const { return round_; }
   const v1::Lease& lease() const { return lease_; }  // async: the one under way
+  uint64_t leases() const { return leases_; }        // and how many were computed before it, in all generations
   const std::shared_ptr<const Layout>& layout() const { return layout_; }
   uint32_t rank() const { return rank_; }
   const std::vector<ServerEnd>& servers() const { return servers_; }
@@ -238,8 +240,9 @@ class RoundCore {
   uint32_t holder_ = 0;   // the verdict holder's index
   std::vector<Chunk> chunks_;
   // Async.
-  v1::LeaseRequest request_;              // the last one
-  v1::Lease lease_;                       // its answer
+  v1::LeaseRequest request_;  // the last one
+  v1::Lease lease_;           // its answer
+  uint64_t leases_ = 0;
   v1::RoundReport answers_;               // what the commits said of the lease's contributions
   WorkSum sum_;                           // of the lease's computing
   float scale_ = 0;                       // of its contributions, by clipping; 0: not clipped

@@ -75,6 +75,7 @@ absl::Status RoundCore::OnLease(const v1::Lease& lease) {
     return absl::OkStatus();
   }
   round_ = lease.position() / layout_->batch();
+  ++leases_;
   at_next_ = 0;
   count_ = 0;
   for (uint64_t i = 0; i < chunks_.size(); ++i) {

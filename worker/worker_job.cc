@@ -180,10 +180,10 @@ void WorkerJob::Deliver(Event event) {
 
 void WorkerJob::PushEncoded(const std::vector<PushOrder>& orders) {
   for (const PushOrder& order : orders) {
-    const uint64_t chunk = order.header.chunk(), round = order.header.round();
+    const uint64_t chunk = order.header.chunk();
     if (order.encode) {
-      encoder_.Encode(chunk, round, model_->gradients() + chunk * chunk_elements_);
-    } else if (const auto bytes = encoder_.Bytes(order.generation, chunk, round); bytes.has_value()) {
+      encoder_.Encode(chunk, order.number, order.header.round(), model_->gradients() + chunk * chunk_elements_);
+    } else if (const auto bytes = encoder_.Bytes(order.generation, chunk, order.number); bytes.has_value()) {
       client_.Push(order.generation, order.server, order.header, *bytes);
       if (&order != &orders.back()) client_.Flush();  // it travels while the next one is encoded
     }
@@ -224,13 +224,17 @@ void WorkerJob::Encode(uint64_t chunk, uint64_t round) {
   order.encode = true;
   order.header.set_chunk(chunk);
   order.header.set_round(round);
+  order.number = core_.layout()->async() ? core_.leases() : round;
 }
 
 void WorkerJob::Push(size_t server, const v1::ChunkHeader& header) {
   if (options_.hooks != nullptr) pushed_.push_back(header.chunk());
   if (header.elements() > 0) times_.Pushed();
   if (header.elements() > 0 && header.encoding() != v1::F32) {
-    push_orders_.push_back({.generation = core_.generation(), .server = server, .header = header});
+    push_orders_.push_back({.generation = core_.generation(),
+                            .server = server,
+                            .header = header,
+                            .number = core_.layout()->async() ? core_.leases() : header.round()});
     return;
   }
   BorrowedBytes bytes;

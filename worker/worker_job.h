@@ -89,6 +89,7 @@ class WorkerJob : private RoundActions, private Rounds, private PsClient::Events
     uint64_t generation = 0;
     size_t server = 0;
     v1::ChunkHeader header;
+    uint64_t number = 0;  // the encoder's: of the round, in async of the lease
   };
 
   // Runs one event of the core under the lock, then encodes, makes the installs that it (and those they lead to) handed

@@ -115,11 +115,16 @@ class AsyncTest : public ::testing::Test {
   std::string begin_;
 };
 
+// Chunks are of one element, whose contributions bf16 and top_k send whole.
 TEST_F(AsyncTest, EveryContributionIsAppliedOnce) {
-  for (const uint32_t workers : {1u, 2u, 4u}) {
+  for (const auto& [workers, push] : {std::pair{1u, "{f32: {}}"}, std::pair{2u, "{f32: {}}"},
+                                      std::pair{4u, "{bf16: {}}"}, std::pair{2u, "{top_k: {density: 0.5}}"}}) {
+    SCOPED_TRACE(push);
     InProcessCluster cluster({.servers = 2, .workers = static_cast<int>(workers)});
     ASSERT_NO_FATAL_FAILURE(Learn(&cluster, workers));
-    const auto job = cluster.Submit(CountingSpec(workers, 50));
+    v1::JobSpec counting = CountingSpec(workers, 50);
+    ASSERT_TRUE(SetSpecField(&counting, absl::StrCat("transfer.push=", push)).ok());
+    const auto job = cluster.Submit(counting);
     ASSERT_TRUE(job.ok()) << job.status();
     const auto end = cluster.AwaitEnd(*job);
     ASSERT_TRUE(end.ok()) << end.status();
@@ -168,7 +173,9 @@ TEST_F(AsyncTest, NothingIsLostOrDoubledWhenWorkersAndTheSchedulerDie) {
   InProcessCluster cluster({.servers = 2, .workers = 3, .lease = absl::Milliseconds(400), .hooks = &gate});
   absl::Cleanup open = [&gate] { gate.Set(0, /*open=*/true); };  // a killed worker's thread must come through
   ASSERT_NO_FATAL_FAILURE(Learn(&cluster, 2));
-  const auto job = cluster.Submit(CountingSpec(2, 1000));
+  v1::JobSpec spec = CountingSpec(2, 1000);
+  spec.mutable_transfer()->mutable_push()->mutable_bf16();  // leaves nothing out here: what is applied shows all
+  const auto job = cluster.Submit(spec);
   ASSERT_TRUE(job.ok()) << job.status();
   uint32_t killed = 0;
   for (uint64_t i = 1; i <= 6; ++i) {
@@ -284,7 +291,8 @@ TEST_F(AsyncTest, ReachesALossCloseToSync) {
   const v1::IdxSource source = Write(
       400, [](uint32_t i, uint32_t p) { return (i * 37 + p * 11) % 100 + (i % 2) * 120; },
       [](uint32_t i) { return i % 2; });
-  const auto loss = [&](uint32_t workers, v1::TrainSpec::Mode mode, v1::TrainSpec::StalenessScale scale, double clip) {
+  const auto loss = [&](uint32_t workers, v1::TrainSpec::Mode mode, v1::TrainSpec::StalenessScale scale, double clip,
+                        const std::string& push = "{f32: {}}") {
     InProcessCluster cluster({.servers = 2, .workers = static_cast<int>(workers)});
     v1::JobSpec spec = Spec(workers, 150);
     *spec.mutable_data()->mutable_idx() = source;
@@ -295,6 +303,7 @@ TEST_F(AsyncTest, ReachesALossCloseToSync) {
     spec.mutable_optimizer()->set_clip_norm(clip);
     spec.mutable_optimizer()->mutable_schedule()->mutable_linear()->set_warmup_rounds(5);
     spec.mutable_parallel()->set_chunk_elements(13);
+    EXPECT_TRUE(SetSpecField(&spec, absl::StrCat("transfer.push=", push)).ok());
     const auto job = cluster.Submit(spec);
     EXPECT_TRUE(job.ok()) << job.status();
     const auto end = cluster.AwaitEnd(*job);
@@ -307,6 +316,9 @@ TEST_F(AsyncTest, ReachesALossCloseToSync) {
   EXPECT_LT(sync, .25);
   for (const uint32_t workers : {2u, 4u}) EXPECT_LT(loss(workers, v1::TrainSpec::ASYNC, none, 0), sync + .05);
   EXPECT_LT(loss(4, v1::TrainSpec::ASYNC, v1::TrainSpec::INVERSE, 1), sync + .1);
+  for (const char* push : {"{bf16: {}}", "{f16: {}}", "{int8: {}}", "{top_k: {density: 0.3, warmup_rounds: 30}}"}) {
+    for (const double clip : {0, 1}) EXPECT_LT(loss(2, v1::TrainSpec::ASYNC, none, clip, push), sync + .1) << push;
+  }
 }
 
 // Gradients that overflow: refused, counted, the job ends and names who sent them.

@@ -186,7 +186,6 @@ TEST(SpecValidateTest, AsyncRefusesWhatNeedsOneDecisionForAll) {
       {"train.drop_slowest=1", "train.drop_slowest: 1 is not supported"},
       {"parallel.tensor=2", "parallel.tensor: found 2, allowed with train.mode async is 1"},
       {"parallel.pipeline=4", "parallel.pipeline: found 4, allowed with train.mode async is 1"},
-      {"transfer.push.int8={}", "transfer.push: found int8, allowed with train.mode async is f32"},
   };
   for (const auto& c : cases) {
     v1::JobSpec spec = good;

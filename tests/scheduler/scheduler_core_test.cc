@@ -194,6 +194,9 @@ TEST(SchedulerCore, AResumedJobSaysWhatBecomesOfResiduals) {
   status = submit(true);
   EXPECT_FALSE(status.has_exact_until_round());
   EXPECT_TRUE(warns(status, "what was left out of the gradients of 2 ranks goes on with 1 rank"));
+  from.manifest.mutable_spec()->mutable_train()->set_mode(v1::TrainSpec::ASYNC);
+  from.manifest.mutable_slots()->DeleteSubrange(3, 2);
+  EXPECT_TRUE(warns(submit(true), "is dropped: checkpoints of async jobs do not hold it"));
   from.manifest.set_exact_until_round(3);
   EXPECT_EQ(submit(true).exact_until_round(), 3u) << "the checkpoint's own";
 }
