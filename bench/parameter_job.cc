@@ -50,9 +50,38 @@ void ThroughInt8(const float* x, size_t n, float* out) {
   }
 }
 
-// The largest by magnitude, of equal ones the first.
-void ThroughTopK(const float* x, size_t n, float* out) {
-  const size_t count = static_cast<size_t>(std::ceil(kBenchDensity * static_cast<double>(n)));
+// How many values of each chunk top_k sends, by what was left out before.
+std::vector<size_t> TopKCounts(const std::vector<float>& residual, uint64_t chunk_elements) {
+  std::vector<uint16_t> levels(residual.size());
+  for (size_t i = 0; i < residual.size(); ++i) {
+    uint32_t bits;
+    std::memcpy(&bits, &residual[i], sizeof(bits));
+    levels[i] = static_cast<uint16_t>((bits & 0x7fffffffu) >> 20);
+  }
+  const auto all = static_cast<size_t>(std::ceil(kBenchDensity * static_cast<double>(levels.size())));
+  std::vector<uint16_t> sorted = levels;
+  std::nth_element(sorted.begin(), sorted.begin() + static_cast<ptrdiff_t>(all - 1), sorted.end(),
+                   std::greater<uint16_t>());
+  const uint16_t last = sorted[all - 1];
+  const auto above = std::count_if(levels.begin(), levels.end(), [last](uint16_t level) { return level > last; });
+  const auto equal = std::count(levels.begin(), levels.end(), last);
+  const double share = static_cast<double>(static_cast<ptrdiff_t>(all) - above) / static_cast<double>(equal);
+  std::vector<size_t> counts;
+  for (size_t begin = 0; begin < levels.size(); begin += chunk_elements) {
+    const size_t n = std::min<size_t>(chunk_elements, levels.size() - begin);
+    size_t mine = 0, mine_equal = 0;
+    for (size_t i = begin; i < begin + n; ++i) {
+      mine += levels[i] > last;
+      mine_equal += levels[i] == last;
+    }
+    mine += static_cast<size_t>(std::ceil(share * static_cast<double>(mine_equal)));
+    counts.push_back(std::clamp<size_t>(mine, 1, n));
+  }
+  return counts;
+}
+
+// The `count` largest by magnitude, of equal ones the first.
+void ThroughTopK(const float* x, size_t n, size_t count, float* out) {
   std::vector<float> magnitudes(n);
   for (size_t i = 0; i < n; ++i) magnitudes[i] = std::fabs(x[i]);
   std::nth_element(magnitudes.begin(), magnitudes.begin() + static_cast<ptrdiff_t>(count - 1), magnitudes.end(),
@@ -169,6 +198,8 @@ ExpectedParameters::ExpectedParameters(const ParameterJob& job, const Layout& la
 const std::vector<float>& ExpectedParameters::Contribution(uint32_t worker, const std::vector<float>& gradient) {
   if (job_.push == "f32") return gradient;
   std::vector<float>& left = residuals_[worker];
+  std::vector<size_t> counts;
+  if (job_.push == "top_k") counts = TopKCounts(left, job_.chunk_elements);
   for (size_t i = 0; i < left.size(); ++i) left[i] += gradient[i];
   for (size_t begin = 0; begin < left.size(); begin += job_.chunk_elements) {
     const size_t n = std::min<size_t>(job_.chunk_elements, left.size() - begin);
@@ -177,7 +208,7 @@ const std::vector<float>& ExpectedParameters::Contribution(uint32_t worker, cons
     if (job_.push == "bf16") std::transform(x, x + n, out, ThroughBf16);
     if (job_.push == "f16") std::transform(x, x + n, out, ThroughF16);
     if (job_.push == "int8") ThroughInt8(x, n, out);
-    if (job_.push == "top_k") ThroughTopK(x, n, out);
+    if (job_.push == "top_k") ThroughTopK(x, n, counts[begin / job_.chunk_elements], out);
   }
   for (size_t i = 0; i < left.size(); ++i) left[i] -= sent_[i];
   return sent_;
