@@ -88,10 +88,18 @@ std::vector<v1::Rank> SchedulerCore::NextRanks(const JobEntry& job, bool* has_ga
     (job.lost.count(KeyOf(worker.node)) > 0 ? idle : others).push_back(worker);
   }
   idle.insert(idle.end(), others.begin(), others.end());
+  std::vector<bool> filled(ranks.size());
   for (size_t i = 0; i < ranks.size(); ++i) {
+    const NodeKey key = KeyOf(ranks[i].node());
+    // And the same one: with error feedback its residual belongs to that rank's samples.
+    const auto back =
+        std::find_if(idle.begin(), idle.end(), [&](const WorkerSlot& worker) { return KeyOf(worker.node) == key; });
+    filled[i] = back != idle.end() || (job.lost.count(key) == 0 && Here(key));
+    if (back != idle.end()) idle.erase(back);
+  }
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    if (filled[i]) continue;
     v1::Rank& rank = ranks[i];
-    const NodeKey key = KeyOf(rank.node());
-    if (job.lost.count(key) == 0 && Here(key)) continue;
     const std::string& profile = static_cast<int>(i) < job.row.numeric_profiles_size()
                                      ? job.row.numeric_profiles(static_cast<int>(i))
                                      : rank.numeric_profile();

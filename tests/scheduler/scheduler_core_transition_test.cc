@@ -84,6 +84,23 @@ TEST(SchedulerCoreTransition, AWorkerThatComesBackIsAFreshOne) {
   EXPECT_EQ(f.node("w0").generation(f.job), 2u);
 }
 
+// What a worker keeps of its gradients belongs to its rank.
+TEST(SchedulerCoreTransition, WorkersThatComeBackTakeTheirOwnRanks) {
+  v1::JobSpec spec = SmallSpec(2);
+  spec.mutable_transfer()->mutable_push()->mutable_int8();
+  RunningJob f(spec);
+  f.Break("w0");
+  f.Break("w1");
+  f.Connect("w1");
+  f.Connect("w0");
+  f.Settle();
+  f.ReportAll(f.job, 3);
+  EXPECT_EQ(f.plan(f.job).generation(), 2u);
+  EXPECT_EQ(f.plan(f.job).ranks(0).node().name(), "w0");
+  EXPECT_EQ(f.plan(f.job).ranks(1).node().name(), "w1");
+  EXPECT_FALSE(f.status(f.job).has_exact_until_round());
+}
+
 TEST(SchedulerCoreTransition, AnotherProfileMarksTheEndOfExactness) {
   RunningJob f;
   f.Start("w2", v1::WORKER, "avx512/1");
