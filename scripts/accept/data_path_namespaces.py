@@ -61,7 +61,7 @@ def formats(report, quick):
         # What TCP carries of payload is the rate that counts: the link's also carries headers.
         tcp_up, tcp_down = (tcp[way]["gb_per_s"] * 8e3 / workers for way in ("push", "pull"))
         report.shown("2 workers of %d Mbit/s: raw TCP of the same run, Mbit/s a worker, push, pull" % rate, "%.0f, %.0f" % (tcp_up, tcp_down))
-        for push, pull in (("f32", "f32"), ("bf16", "bf16"), ("int8", "bf16"), ("top_k", "bf16")):
+        for push, pull in (("f32", "f32"), ("int8", "bf16"), *(() if quick else (("bf16", "bf16"), ("top_k", "bf16")))):
             rows = data_path_overlap.bench("--gpt", "--shapes=%dx%d" % (workers, servers), "--push=" + push, "--pull=" + pull,
                                            "--repeats=1", "--rounds=%d" % (3 if quick else 12), *at,
                                            *(["--discipline=stream"] if quick else []))["rows"][0]

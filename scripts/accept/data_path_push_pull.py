@@ -28,7 +28,7 @@ def cpu(path):
 
 
 def part_push_pull(report, folder, quick):
-    pace = ["--pairs=3", "--seconds=0.15"] if quick else ["--pairs=11", "--seconds=0.5"]
+    pace = ["--pairs=3", "--seconds=0.1"] if quick else ["--pairs=11", "--seconds=0.5"]
     measured = bench(*pace)
     report.check("push and pull of 64 MiB, 1 KiB there and back: every element", "as computed here", "yes",
                  measured["trips"]["verified"] and all(row["verified"] for row in measured["transfers"]))
