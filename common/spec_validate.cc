@@ -300,6 +300,9 @@ class Checker {
     if (train.microbatches() == 0 || (train.batch() > 0 && train.microbatches() > train.batch())) {
       Problem("train.microbatches: found ", train.microbatches(), ", allowed 1 to train.batch, ", train.batch());
     }
+    if (train.recompute() && !spec_.model().has_gpt2()) {
+      Problem("train.recompute: found true; only gpt2 models have layers that keep enough to gain by it; leave it out");
+    }
     const bool async = train.mode() == v1::TrainSpec::ASYNC;
     if (async) {
       Async();

@@ -83,7 +83,7 @@ absl::Status WorkerJob::OpenAndTrain() {
     parameters = layout_->space().size();
   }
   ASSIGN_OR_RETURN(data_, options_.open_dataset(spec));
-  ASSIGN_OR_RETURN(model_, options_.make_model(spec.model()));
+  ASSIGN_OR_RETURN(model_, options_.make_model(spec));
   CHECK(model_->space().size() == parameters, "the model has {} parameters, the plan {}", model_->space().size(),
         parameters);
   Deliver([this](RoundCore& core) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {

@@ -52,7 +52,7 @@ struct WorkerJobOptions {
   std::function<void(const v1::NodeMessage&)> send;
   // Called on the train thread, once.
   std::function<absl::StatusOr<std::shared_ptr<const Dataset>>(const v1::JobSpec&)> open_dataset;
-  std::function<absl::StatusOr<std::unique_ptr<Model>>(const v1::ModelSpec&)> make_model;
+  std::function<absl::StatusOr<std::unique_ptr<Model>>(const v1::JobSpec&)> make_model;
 };
 
 // Thread-safe.

@@ -130,7 +130,9 @@ void WorkerNode::OnPlan(const v1::Plan& plan) {
   options.open_dataset = [this](const v1::JobSpec& spec) {
     return OpenDataset(spec, options_.data_root, options_.data_cache);
   };
-  options.make_model = [this](const v1::ModelSpec& spec) { return MakeModel(spec, backend_.get()); };
+  options.make_model = [this](const v1::JobSpec& spec) {
+    return MakeModel(spec.model(), backend_.get(), {.recompute = spec.train().recompute()});
+  };
   auto job = std::make_shared<WorkerJob>(options, *layout, static_cast<uint32_t>(rank));
   absl::MutexLock lock(&mutex_);
   if (!ending_) assigned_.swap(job);

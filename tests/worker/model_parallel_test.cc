@@ -32,7 +32,8 @@ v1::ModelSpec Gpt(uint32_t layers, uint32_t heads, uint32_t width, uint32_t cont
 class Replica {
  public:
   Replica(const v1::ModelSpec& spec, const Mesh& mesh, const float* parameters,
-          PipelineSchedule schedule = PipelineSchedule::kOneForwardOneBackward, const std::string& device = "cpu")
+          PipelineSchedule schedule = PipelineSchedule::kOneForwardOneBackward, const std::string& device = "cpu",
+          bool recompute = false)
       : mesh_(mesh) {
     for (uint32_t i = 0; i < mesh.pipeline; ++i) tensor_rooms_.push_back(std::make_unique<Mailroom>(mesh.tensor, 2));
     for (uint32_t i = 0; i < mesh.tensor; ++i) stage_rooms_.push_back(std::make_unique<Mailroom>(mesh.pipeline, 64));
@@ -45,7 +46,7 @@ class Replica {
       rank->backend = MakeBackend(options).value();
       rank->tensor = std::make_unique<Mailroom::Rank>(tensor_rooms_[place.stage].get(), place.tensor);
       rank->stages = std::make_unique<Mailroom::Rank>(stage_rooms_[place.tensor].get(), place.stage);
-      ModelPart part{.mesh = mesh, .place = place, .schedule = schedule};
+      ModelPart part{.mesh = mesh, .place = place, .schedule = schedule, .recompute = recompute};
       if (mesh.tensor > 1) part.tensor = rank->tensor.get();
       if (mesh.pipeline > 1) part.stages = rank->stages.get();
       auto model = MakeModel(spec, rank->backend.get(), part);
@@ -185,7 +186,7 @@ void ExpectSameGradient(const ParameterSpace& space, const std::vector<float>& f
 class ModelParallelTest : public ::testing::TestWithParam<Case> {};
 
 INSTANTIATE_TEST_SUITE_P(Meshes, ModelParallelTest,
-                         ::testing::Values(Case{{.tensor = 2}}, Case{{.tensor = 4}}, Case{{.pipeline = 2}},
+                         ::testing::Values(Case{}, Case{{.tensor = 2}}, Case{{.tensor = 4}}, Case{{.pipeline = 2}},
                                            Case{{.pipeline = 4}}, Case{{.pipeline = 2, .tensor = 2}},
                                            Case{{.pipeline = 3, .tensor = 4}},
                                            Case{{.pipeline = 3}, PipelineSchedule::kGPipe},
@@ -243,6 +244,18 @@ TEST(MlpPipelineTest, TheSameLossAndGradientAsOnOneRank) {
       EXPECT_EQ(replica.Evaluate(batches[0]).loss, one.Loss(batches[0]));
     }
   }
+}
+
+TEST_P(ModelParallelTest, RecomputationHasTheSameBits) {
+  const v1::ModelSpec spec = Gpt(4, 4, 16, 8, 27);
+  ModelFixture one(spec);
+  const std::vector<Batch> batches = Microbatches(8, 27);
+  Replica kept(spec, GetParam().mesh, one.model().parameters(), GetParam().schedule);
+  Replica again(spec, GetParam().mesh, one.model().parameters(), GetParam().schedule, "cpu", /*recompute=*/true);
+  const Trained expected = kept.Train(batches), found = again.Train(batches);
+  EXPECT_EQ(found.loss.loss, expected.loss.loss);
+  EXPECT_TRUE(SameBits(found.gradients, expected.gradients));
+  EXPECT_TRUE(SameBits(again.Train(batches).gradients, expected.gradients));
 }
 
 // Schedules change when something is computed, not what.

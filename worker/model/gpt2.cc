@@ -98,9 +98,13 @@ void Gpt2::Plan(Arena* arena, int64_t rows, size_t microbatches) {
   at_.clear();
   for (size_t m = 0; m < microbatches; ++m) {
     Activations& at = at_.emplace_back();
-    at.in = arena->Take(rows * width_);
+    for (size_t i = 0; i <= layers_.size(); ++i) at.residual.push_back(arena->Take(rows * width_));
     for (size_t i = 0; i < layers_.size(); ++i) {
-      LayerActivations& layer = at.layers.emplace_back();
+      if (part_.recompute && (m > 0 || i > 0)) {
+        at.layers.push_back(at_[0].layers[0]);
+        continue;
+      }
+      LayerActivations layer;
       layer.ln1 = arena->Take(rows * width_);
       layer.ln1_mean = arena->Take(rows);
       layer.ln1_rstd = arena->Take(rows);
@@ -113,7 +117,7 @@ void Gpt2::Plan(Arena* arena, int64_t rows, size_t microbatches) {
       layer.ln2_rstd = arena->Take(rows);
       layer.fc = arena->Take(rows * 4 * cut_);
       layer.gelu = arena->Take(rows * 4 * cut_);
-      layer.out = arena->Take(rows * width_);
+      at.layers.push_back(layer);
     }
     if (is_last()) {
       at.ln_f = arena->Take(rows * width_);
@@ -141,6 +145,7 @@ absl::Status Gpt2::Reserve(int64_t rows, size_t microbatches) {
   Arena count(nullptr);
   Plan(&count, rows, microbatches);
   at_.clear();
+  filled_ = nullptr;
   rows_ = 0;
   memory_.reset();
   auto memory = backend().Allocate(count.bytes());
@@ -160,8 +165,8 @@ absl::Status Gpt2::Embed(Activations& at, const Batch& batch, const std::atomic<
   RETURN_IF_ERROR(Enter(kEmbedding, cancel));
   backend().Upload(stream(), batch.tokens.data(), at.tokens.buffer, at.tokens.first * 4, n * 4);
   backend().Embedding(stream(), batch.rows, batch.length, width_, at.tokens, rows_held_, parameter(wte_),
-                      leads() ? parameter(wpe_) : Floats(), at.in);
-  return SumOverTensorRanks(at.in, n);
+                      leads() ? parameter(wpe_) : Floats(), at.residual[0]);
+  return SumOverTensorRanks(at.residual[0], n);
 }
 
 absl::Status Gpt2::Forward(Activations& at, const Batch& batch, bool gradient, const std::atomic<bool>* cancel) {
@@ -169,10 +174,10 @@ absl::Status Gpt2::Forward(Activations& at, const Batch& batch, bool gradient, c
   if (is_first()) {
     RETURN_IF_ERROR(Embed(at, batch, cancel));
   } else {
-    RETURN_IF_ERROR(ReceiveFrom(*part_.stages, part_.place.stage - 1, at.in, n * width_));
+    RETURN_IF_ERROR(ReceiveFrom(*part_.stages, part_.place.stage - 1, at.residual[0], n * width_));
   }
   for (size_t i = 0; i < layers_.size(); ++i) RETURN_IF_ERROR(ForwardLayer(i, at, batch, cancel));
-  if (!is_last()) return SendTo(*part_.stages, part_.place.stage + 1, at.out(), n * width_);
+  if (!is_last()) return SendTo(*part_.stages, part_.place.stage + 1, at.residual.back(), n * width_);
   backend().Upload(stream(), batch.targets.data(), at.targets.buffer, at.targets.first * 4, n * 4);
   return Loss(at, n, gradient, cancel);
 }
@@ -181,8 +186,8 @@ absl::Status Gpt2::Loss(Activations& at, int64_t n, bool gradient, const std::at
   RETURN_IF_ERROR(Enter(last_block(), cancel));
   RETURN_IF_ERROR(Enter(kEmbedding, cancel));  // the head
   Backend& b = backend();
-  b.LayerNorm(stream(), n, width_, epsilon_, at.out(), parameter(ln_f_weight_), parameter(ln_f_bias_), at.ln_f,
-              at.ln_f_mean, at.ln_f_rstd);
+  b.LayerNorm(stream(), n, width_, epsilon_, at.residual.back(), parameter(ln_f_weight_), parameter(ln_f_bias_),
+              at.ln_f, at.ln_f_mean, at.ln_f_rstd);
   LinearOutIn(n, rows_held_.count, width_, at.ln_f, wte_, at.logits);
   if (tensor_ranks_ == nullptr) {
     b.CrossEntropy(stream(), n, vocabulary_, at.logits, at.targets, gradient, sums());
@@ -201,7 +206,7 @@ absl::Status Gpt2::LossBackward(Activations& at, int64_t n, bool first, bool las
   LinearInOut(n, c, rows_held_.count, at.logits, wte_, scratch_.narrow);
   RETURN_IF_ERROR(SumOverTensorRanks(scratch_.narrow, n));
   backend().Fill(stream(), scratch_.stream, n * c, 0.0f);
-  backend().LayerNormGradient(stream(), n, c, at.out(), parameter(ln_f_weight_), at.ln_f_mean, at.ln_f_rstd,
+  backend().LayerNormGradient(stream(), n, c, at.residual.back(), parameter(ln_f_weight_), at.ln_f_mean, at.ln_f_rstd,
                               scratch_.narrow, scratch_.stream, gradient(ln_f_weight_), gradient(ln_f_bias_));
   if (!last) return absl::OkStatus();
   RETURN_IF_ERROR(Leave(last_block(), ready, 1));
@@ -225,7 +230,7 @@ absl::Status Gpt2::Backward(Activations& at, const Batch& batch, bool first, boo
   }
   for (size_t i = layers_.size(); i-- > 0;) {
     RETURN_IF_ERROR(CheckCancel(cancel));
-    RETURN_IF_ERROR(BackwardLayer(i, at, batch, first ? 0 : 1, last, ready));
+    RETURN_IF_ERROR(BackwardLayer(i, at, batch, first ? 0 : 1, last, ready, cancel));
   }
   if (!is_first()) {
     RETURN_IF_ERROR(SendTo(*part_.stages, part_.place.stage - 1, scratch_.stream, n * c));
@@ -297,8 +302,8 @@ absl::StatusOr<std::vector<float>> Gpt2::NextLogits(const std::vector<int32_t>& 
   absl::Status status = Embed(at, batch, nullptr);
   for (size_t i = 0; status.ok() && i < layers_.size(); ++i) status = ForwardLayer(i, at, batch, nullptr);
   if (status.ok()) status = Enter(last_block(), nullptr);
-  backend().LayerNorm(stream(), 1, width_, epsilon_, at.out() + (batch.length - 1) * width_, parameter(ln_f_weight_),
-                      parameter(ln_f_bias_), at.ln_f, at.ln_f_mean, at.ln_f_rstd);
+  backend().LayerNorm(stream(), 1, width_, epsilon_, at.residual.back() + (batch.length - 1) * width_,
+                      parameter(ln_f_weight_), parameter(ln_f_bias_), at.ln_f, at.ln_f_mean, at.ln_f_rstd);
   LinearOutIn(1, vocabulary_, width_, at.ln_f, wte_, at.logits);
   backend().Download(stream(), at.logits.buffer, at.logits.first * 4, vocabulary_ * 4, logits.data());
   RETURN_IF_ERROR(EndPass(status).status());

@@ -43,16 +43,14 @@ class Gpt2 : public ModelBase {
     Floats middle;                   // residual stream after attention, [N, C]
     Floats ln2, ln2_mean, ln2_rstd;  // [N, C], [N], [N]
     Floats fc, gelu;                 // [N, 4c] each
-    Floats out;                      // residual stream after the layer, [N, C]
   };
   // Of one microbatch.
   struct Activations {
-    Floats in;                             // of the stage's first layer, [N, C]
-    std::vector<LayerActivations> layers;  // of the stage
+    std::vector<Floats> residual;          // stream before each layer of the stage and after the last, [N, C] each
+    std::vector<LayerActivations> layers;  // of the stage; with recomputation all are the same memory
     Floats ln_f, ln_f_mean, ln_f_rstd;     // last stage: [N, C], [N], [N]
     Floats logits;                         // last stage: [N, v]; then their gradient
     Ints tokens, targets;                  // [N] each
-    const Floats& out() const { return layers.empty() ? in : layers.back().out; }
   };
   // Used by one microbatch after the other.
   struct Scratch {
@@ -89,8 +87,10 @@ class Gpt2 : public ModelBase {
   absl::Status LossBackward(Activations& at, int64_t n, bool first, bool last, const GradientSink& ready);
   // gpt2_layer.cc. `layer` counts from the stage's first.
   absl::Status ForwardLayer(size_t layer, Activations& at, const Batch& batch, const std::atomic<bool>* cancel);
+  // What the backward pass needs of it, from the residual stream before it.
+  absl::Status FillLayer(size_t layer, Activations& at, const Batch& batch, const std::atomic<bool>* cancel);
   absl::Status BackwardLayer(size_t layer, Activations& at, const Batch& batch, float beta, bool last,
-                             const GradientSink& ready);
+                             const GradientSink& ready, const std::atomic<bool>* cancel);
   void ForwardQkv(const LayerOffsets& w, const LayerActivations& a, int64_t n);
   void BackwardQkv(const LayerOffsets& w, const LayerActivations& a, int64_t n, float beta);
   // x [N, C] = the sum of the tensor ranks' x.
@@ -124,6 +124,9 @@ class Gpt2 : public ModelBase {
   std::shared_ptr<Buffer> memory_;
   std::vector<Activations> at_;
   Scratch scratch_;
+  // With recomputation: whose activations the layers' memory holds.
+  const Activations* filled_ = nullptr;
+  size_t filled_layer_ = 0;
 };
 
 }  // namespace sluice

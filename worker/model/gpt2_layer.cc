@@ -43,12 +43,12 @@ void Gpt2::BackwardQkv(const LayerOffsets& w, const LayerActivations& a, int64_t
   }
 }
 
-absl::Status Gpt2::ForwardLayer(size_t layer, Activations& at, const Batch& batch, const std::atomic<bool>* cancel) {
+absl::Status Gpt2::FillLayer(size_t layer, Activations& at, const Batch& batch, const std::atomic<bool>* cancel) {
   RETURN_IF_ERROR(Enter(attention_block(layers_.begin + layer), cancel));
   const int64_t n = batch.rows * batch.length, c = width_;
   const LayerOffsets& w = offsets_[layer];
   const LayerActivations& a = at.layers[layer];
-  const Floats in = layer == 0 ? at.in : at.layers[layer - 1].out;
+  const Floats in = at.residual[layer];
   Backend& b = backend();
   b.LayerNorm(stream(), n, c, epsilon_, in, parameter(w.ln1_weight), parameter(w.ln1_bias), a.ln1, a.ln1_mean,
               a.ln1_rstd);
@@ -62,18 +62,32 @@ absl::Status Gpt2::ForwardLayer(size_t layer, Activations& at, const Batch& batc
   RETURN_IF_ERROR(Enter(mlp_block(layers_.begin + layer), cancel));
   LinearOutIn(n, 4 * cut_, c, a.ln2, w.fc_weight, a.fc);
   b.BiasGelu(stream(), n, 4 * cut_, a.fc, parameter(w.fc_bias), a.gelu);
-  LinearInOut(n, c, 4 * cut_, a.gelu, w.down_weight, a.out);
-  RETURN_IF_ERROR(SumOverTensorRanks(a.out, n));
-  b.AddBiasResidual(stream(), n, c, a.middle, a.out, parameter(w.down_bias), a.out);
+  filled_ = &at;
+  filled_layer_ = layer;
+  return absl::OkStatus();
+}
+
+absl::Status Gpt2::ForwardLayer(size_t layer, Activations& at, const Batch& batch, const std::atomic<bool>* cancel) {
+  RETURN_IF_ERROR(FillLayer(layer, at, batch, cancel));
+  const int64_t n = batch.rows * batch.length, c = width_;
+  const LayerOffsets& w = offsets_[layer];
+  const LayerActivations& a = at.layers[layer];
+  const Floats out = at.residual[layer + 1];
+  LinearInOut(n, c, 4 * cut_, a.gelu, w.down_weight, out);
+  RETURN_IF_ERROR(SumOverTensorRanks(out, n));
+  backend().AddBiasResidual(stream(), n, c, a.middle, out, parameter(w.down_bias), out);
   return absl::OkStatus();
 }
 
 absl::Status Gpt2::BackwardLayer(size_t layer, Activations& at, const Batch& batch, float beta, bool last,
-                                 const GradientSink& ready) {
+                                 const GradientSink& ready, const std::atomic<bool>* cancel) {
+  if (part_.recompute && (filled_ != &at || filled_layer_ != layer)) {
+    RETURN_IF_ERROR(FillLayer(layer, at, batch, cancel));
+  }
   const int64_t n = batch.rows * batch.length, c = width_;
   const LayerOffsets& w = offsets_[layer];
   const LayerActivations& a = at.layers[layer];
-  const Floats in = layer == 0 ? at.in : at.layers[layer - 1].out;
+  const Floats in = at.residual[layer];
   const Floats d = scratch_.stream;
   Backend& b = backend();
   // out = middle + gelu(ln2(middle) fc^T + bias) down + bias

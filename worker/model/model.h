@@ -79,6 +79,7 @@ struct ModelPart {
   Mesh mesh;
   Mesh::Place place;
   PipelineSchedule schedule = PipelineSchedule::kOneForwardOneBackward;
+  bool recompute = false;  // gpt2: see TrainSpec.recompute
   // Both outlive the model. Null where the degree is 1.
   PeerGroup* tensor = nullptr;  // the tensor ranks of the place's stage, in their order
   PeerGroup* stages = nullptr;  // the stages' ranks with the place's tensor rank, in their order
