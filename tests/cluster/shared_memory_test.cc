@@ -85,6 +85,13 @@ TEST_F(SharedMemoryTest, SumsThatStreamAreTheSame) {
   EXPECT_EQ(Train(spec, true).hash, Train(spec, false).hash);
 }
 
+TEST_F(SharedMemoryTest, RecomputationHasTheSameBits) {
+  v1::JobSpec spec = Spec();
+  const uint64_t kept = Train(spec, true).hash;
+  spec.mutable_train()->set_recompute(true);
+  EXPECT_EQ(Train(spec, true).hash, kept);
+}
+
 // In async only the pushes stay in shared memory: nobody waits for a reader before a value's memory is used again.
 TEST_F(SharedMemoryTest, AsyncCommitsStayInTheStream) {
   v1::JobSpec spec = Spec();

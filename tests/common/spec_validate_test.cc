@@ -95,7 +95,6 @@ TEST(SpecValidateTest, EveryRuleIsCheckedByName) {
       {"train.microbatches=0", "train.microbatches: found 0, allowed 1 to train.batch, 12"},
       {"train.microbatches=13", "train.microbatches: found 13, allowed 1 to train.batch, 12"},
       {"train.mode=local", "train.mode: LOCAL is not supported by this version yet; set it to sync or async"},
-      {"train.recompute=true", "train.recompute: found true; only gpt2 models"},
       {"train.staleness_scale=inverse", "train.staleness_scale: found INVERSE, which only train.mode async has"},
       {"train.mode=bounded_stale", "train.mode: BOUNDED_STALE is not supported by this version yet"},
       {"train.max_skipped_rounds=0", "train.max_skipped_rounds: found 0"},
@@ -169,6 +168,15 @@ TEST(SpecValidateTest, ACheckpointsTableGoesOn) {
   TakeTableSchema(checkpoint, &spec);
   EXPECT_EQ(spec.data().csv().schema().labels(0), "a");
   EXPECT_EQ(spec.data().csv().schema().labels_size(), 1);
+}
+
+TEST(SpecValidateTest, OnlyAModelOfLayersRecomputes) {
+  v1::JobSpec spec = Filled();
+  spec.mutable_train()->set_recompute(true);
+  EXPECT_TRUE(ValidateJobSpec(spec).ok()) << ValidateJobSpec(spec);
+  ASSERT_TRUE(SetSpecField(&spec, "model.softmax={inputs: 2, classes: 3}").ok());
+  EXPECT_THAT(std::string(ValidateJobSpec(spec).message()),
+              HasSubstr("train.recompute: found true; only gpt2 models have layers"));
 }
 
 TEST(SpecValidateTest, AsyncRefusesWhatNeedsOneDecisionForAll) {
