@@ -32,9 +32,9 @@ absl::Status TooManyJobs(const std::string& job_id) {
 // A chunk twice in one frame is no worker's way; its second copy would be dropped in silence.
 absl::Status CheckChunksOnce(const v1::ChunkFrame& frame) {
   if (frame.header_size() < 2) return absl::OkStatus();
-  std::vector<std::tuple<uint64_t, uint64_t, uint64_t>> named;
+  std::vector<std::tuple<uint64_t, uint64_t, uint64_t, bool>> named;
   named.reserve(static_cast<size_t>(frame.header_size()));
-  for (const v1::ChunkHeader& h : frame.header()) named.emplace_back(h.chunk(), h.round(), h.position());
+  for (const v1::ChunkHeader& h : frame.header()) named.emplace_back(h.chunk(), h.round(), h.position(), h.residual());
   std::sort(named.begin(), named.end());
   const auto twice = std::adjacent_find(named.begin(), named.end());
   if (twice == named.end()) return absl::OkStatus();

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 
 namespace sluice {
@@ -39,9 +40,11 @@ bool PushQueue::Next(v1::ChunkFrame* control, std::vector<BorrowedBytes>* payloa
   const size_t most = described ? std::max(frame_bytes_, kDescribedPayload) : frame_bytes_;
   if (described && more && waiting_bytes_ < most) return false;
   size_t bytes = 0;
+  absl::flat_hash_set<uint64_t> chunks;
   while (!waiting_.empty() && control->header_size() < kMaxHeaders) {
     Entry& entry = waiting_.front();
     const size_t size = entry.bytes.size;
+    if (!chunks.insert(entry.header.chunk()).second) break;  // said twice around a stream's opening; or its residual
     if (size > 0 && bytes > 0 && bytes + size > most) break;
     // Without an acknowledgement to come, no more than a quarter of the window is under way: it may be exceeded.
     if (size > 0 && !described && asked_ > acknowledged_ && unacknowledged() + size > window_) break;

@@ -71,6 +71,14 @@ TEST_F(PushQueueTest, NeighboursTravelTogetherUpToAFrame) {
   EXPECT_THAT(Next(), ElementsAre());
 }
 
+// Servers refuse frames that have a chunk twice.
+TEST_F(PushQueueTest, AChunkThatIsSaidAgainBeginsAFrame) {
+  for (uint64_t chunk : {0, 1, 1, 0, 2}) Add(chunk, 10);
+  EXPECT_THAT(Next(), ElementsAre(0, 1));
+  EXPECT_THAT(Next(), ElementsAre(1, 0, 2));
+  EXPECT_THAT(Next(), ElementsAre());
+}
+
 TEST_F(PushQueueTest, HoldsBackWhatTheWindowDoesNotLetThrough) {
   for (uint64_t chunk = 0; chunk < 4; ++chunk) Add(chunk, 100);  // 400 bytes each
   EXPECT_THAT(Next(), ElementsAre(0));
