@@ -4,13 +4,20 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <bit>
 #include <mutex>
 #include <random>
 
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
+#include "common/job_spec.h"
 #include "common/optimizer.h"
 #include "common/philox.h"
+#include "common/safetensors.h"
 #include "common/version.h"
+#include "tests/common/temporary_folder.h"
 #include "tests/server/node_rig.h"
 
 namespace sluice {
@@ -411,6 +418,84 @@ TEST(ServerNodeTest, JobsThatOnlyHellosSpeakOfStayFew) {
   ASSERT_TRUE(rig.Await([](const std::vector<v1::NodeMessage>& all) { return all.back().has_snapshot_done(); }));
   WorkersEnd workers(&rig, layout, 1);
   EXPECT_TRUE(workers.Train(0, 1));
+}
+
+// With error feedback the last version's checkpoint waits for the residuals of a contributor that says it keeps one,
+// and holds zeros for one that does not.
+TEST(ServerNodeTest, CheckpointsWaitForResidualsThatWereAnnounced) {
+  const TemporaryFolder folder;
+  for (const bool keeps : {false, true}) {
+    NodeRig rig({.servers = 1, .checkpoint_root = folder / (keeps ? "keeps" : "none")});
+    v1::Plan plan = ServerTestPlan{.replicas = 1, .servers = 1, .shards = 1, .rounds = 1}.Proto();
+    plan.mutable_spec()->mutable_transfer()->mutable_push()->mutable_bf16();
+    FillDefaults(plan.mutable_spec());
+    plan.set_hash(PlanHash(plan));
+    const auto layout = *Layout::Make(plan);
+    rig.SendPlan(layout);
+    v1::StreamHello hello = NodeRigHello(*layout, 0);
+    hello.set_residuals(keeps);
+    const auto worker = rig.Open(0, hello);
+    worker->Write(NodeRigSubscribe(*layout, 0));
+    const uint64_t chunks = layout->table().chunks();
+    v1::ChunkFrame push;
+    push.mutable_report()->set_generation(1);
+    push.mutable_report()->set_count(4);
+    std::vector<std::vector<float>> payload;
+    for (uint64_t chunk = 0; chunk < chunks; ++chunk) {
+      v1::ChunkHeader& header = *push.add_header() = NodeRigHeader(*layout, 0, 0, chunk, 4);
+      header.set_encoding(v1::BF16);
+      payload.push_back({std::bit_cast<float>(0x3f803f80u)});  // two ones
+    }
+    worker->Write(push, payload);
+    for (uint64_t chunk = 0; chunk < chunks; ++chunk) ASSERT_TRUE(worker->AwaitValue(chunk, 1));
+    uint64_t taken = chunks * 4;
+    const auto residual = [&](uint64_t chunk, uint64_t round, std::vector<float> values) {
+      v1::ChunkFrame frame;
+      v1::ChunkHeader& header = *frame.add_header();
+      header.set_chunk(chunk);
+      header.set_generation(1);
+      header.set_round(round);
+      header.set_residual(true);
+      header.set_elements(values.size());
+      taken += values.size() * sizeof(float);
+      std::vector<std::vector<float>> bytes;
+      if (!values.empty()) bytes.push_back(std::move(values));
+      worker->Write(frame, bytes);
+    };
+    const auto done = [](const std::vector<v1::NodeMessage>& all) {
+      return std::find_if(all.begin(), all.end(), [](const v1::NodeMessage& m) { return m.has_snapshot_done(); });
+    };
+    if (keeps) {
+      residual(0, 7, {9, 9});  // of no checkpoint: taken and dropped
+      for (uint64_t chunk = 0; chunk + 1 < chunks; ++chunk) residual(chunk, 1, {1.0f + static_cast<float>(chunk), -2});
+      residual(0, 1, {9, 9});  // said again
+      ASSERT_TRUE(worker->AwaitAck(taken));
+      const auto messages = rig.messages();
+      EXPECT_TRUE(done(messages) == messages.end()) << "one is still to come";
+      residual(chunks - 1, 1, {});  // zeros
+    }
+    ASSERT_TRUE(rig.Await([&](const auto& all) { return done(all) != all.end(); }));
+    const auto messages = rig.messages();
+    const v1::SnapshotDone& snapshot = done(messages)->snapshot_done();
+    EXPECT_EQ(snapshot.error(), "");
+    const auto file = SafetensorsFile::Open(absl::StrCat(folder / (keeps ? "keeps" : "none"), "/", plan.job_id(),
+                                                         "/staging-t1-v1/", snapshot.file().name()));
+    ASSERT_TRUE(file.ok()) << file.status();
+    uint64_t found = 0;
+    for (const SafetensorsTensor& tensor : (*file)->tensors()) {
+      if (!absl::StartsWith(tensor.name, "residual-0.")) continue;
+      const uint64_t chunk = std::stoul(tensor.name.substr(std::string("residual-0.").size())) / 2;
+      std::vector<float> values(2), expected(2);
+      if (keeps && chunk + 1 < chunks) expected = {1.0f + static_cast<float>(chunk), -2};
+      ASSERT_TRUE((*file)->ReadFloats(tensor, 0, absl::MakeSpan(values)).ok());
+      EXPECT_EQ(values, expected) << tensor.name;
+      ++found;
+    }
+    EXPECT_EQ(found, chunks);
+    // What cannot be one ends the stream.
+    residual(0, 1, {1});
+    EXPECT_TRUE(absl::IsInvalidArgument(worker->AwaitClosed()));
+  }
 }
 
 TEST(ServerNodeTest, GetPlanNamesWhatAStockStubNeeds) {
