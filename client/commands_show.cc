@@ -95,6 +95,12 @@ void PrintJob(const v1::JobStatus& job, std::ostream* out) {
     add(absl::StrCat("replica ", rank.data()),
         absl::StrCat(rank.node().name(), " at ", rank.address(), ", ", rank.numeric_profile()));
   }
+  for (const v1::HostSumStatus& sum : job.host_sums()) {
+    const bool all = sum.shards() == job.plan().shards() || job.plan().shards() == 0;
+    add("host sum", absl::StrCat("replicas ", sum.first(), " to ", sum.first() + sum.ranks() - 1, " push as one",
+                                 all ? "" : absl::StrCat(", of ", sum.shards(), " of ", job.plan().shards(), " shards"),
+                                 " (host ", sum.host_id(), ")"));
+  }
   for (const std::string& warning : job.warnings()) add("warning", warning);
   PrintTable(rows, out);
 }

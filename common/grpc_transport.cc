@@ -55,6 +55,8 @@ const char* Method(Plane plane) {
       return "/sluice.v1.ParameterService/Stream";
     case Plane::kShard:
       return "/sluice.v1.ShardService/Stream";
+    case Plane::kPeer:
+      return "/sluice.v1.PeerService/Stream";
   }
   CHECK(false, "no such plane: {}", static_cast<int>(plane));
 }

@@ -48,7 +48,7 @@ class Executor {
   }
 
   std::atomic<uint64_t> bytes_written{0};                      // of all messages
-  std::array<std::atomic<uint64_t>, 3> messages_written = {};  // by plane
+  std::array<std::atomic<uint64_t>, kPlanes> messages_written = {};  // by plane
 
   // Runs what is ready to its end, drops what waits for a time.
   void Stop();

@@ -83,6 +83,7 @@ void FillTransfer(v1::TransferSpec* transfer) {
   if (!push->has_f32() && !push->has_error_feedback()) push->set_error_feedback(true);
   v1::PullSpec* pull = transfer->mutable_pull();
   if (pull->format_case() == v1::PullSpec::FORMAT_NOT_SET) pull->mutable_f32();
+  if (transfer->host_sum() == v1::TransferSpec::HOST_SUM_UNSPECIFIED) transfer->set_host_sum(v1::TransferSpec::AUTO);
 }
 
 }  // namespace

@@ -159,7 +159,12 @@ absl::StatusOr<std::shared_ptr<const Layout>> Layout::Make(v1::Plan plan) {
 }
 
 Layout::Layout(v1::Plan plan, ParameterSpace space)
-    : plan_(std::move(plan)), space_(std::move(space)), table_(space_.size(), plan_.chunk_elements(), plan_.shards()) {}
+    : plan_(std::move(plan)), space_(std::move(space)), table_(space_.size(), plan_.chunk_elements(), plan_.shards()) {
+  while (host_sums_.size() < contributors()) {
+    const ContributorSpan span = HostSumOf(plan_, static_cast<uint32_t>(host_sums_.size()));
+    host_sums_.insert(host_sums_.end(), span.count, span);
+  }
+}
 
 int Layout::RankOf(const v1::NodeId& node) const {
   for (int i = 0; i < plan_.ranks_size(); ++i) {

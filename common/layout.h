@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/host_sum.h"
 #include "common/model_layout.h"
 #include "sluice/v1/plan.pb.h"
 
@@ -64,6 +65,11 @@ class Layout {
 
   uint32_t contributors() const { return static_cast<uint32_t>(plan_.ranks_size()); }  // for every chunk, as yet
   uint32_t replicas() const { return plan_.spec().parallel().data(); }
+  // HostSumOf of the rank, and what its contribution to the chunks of a shard is part of (count 1: its own).
+  const ContributorSpan& host_sum(uint32_t rank) const { return host_sums_[rank]; }
+  ContributorSpan contribution(uint32_t rank, uint32_t shard) const {
+    return SummedOnHost(plan_, host_sums_[rank], shard) ? host_sums_[rank] : ContributorSpan{rank, 1};
+  }
 
   // Index in plan().ranks of this node (name and incarnation), or -1.
   int RankOf(const v1::NodeId& node) const;
@@ -84,6 +90,7 @@ class Layout {
   const v1::Plan plan_;
   const ParameterSpace space_;
   const ChunkTable table_;
+  std::vector<ContributorSpan> host_sums_;  // [ranks]
 };
 
 bool SameNode(const v1::NodeId& a, const v1::NodeId& b);

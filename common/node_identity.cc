@@ -19,7 +19,14 @@ std::string FirstLine(const char* path) {
   return line;
 }
 
+std::string& ChosenHostId() {
+  static auto* const id = new std::string;
+  return *id;
+}
+
 }  // namespace
+
+void SetHostId(std::string_view id) { ChosenHostId() = id; }
 
 v1::NodeId MakeNodeId(std::string_view role, std::string_view name) {
   v1::NodeId id;
@@ -34,6 +41,7 @@ v1::NodeId MakeNodeId(std::string_view role, std::string_view name) {
 }
 
 std::string HostId() {
+  if (!ChosenHostId().empty()) return ChosenHostId();
   if (std::string id = FirstLine("/etc/machine-id"); !id.empty()) return id;
   char host[256] = {};
   gethostname(host, sizeof(host) - 1);

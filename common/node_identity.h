@@ -12,8 +12,12 @@ namespace sluice {
 // `name`, or "<role>-<6 random hexadecimal digits>" where it is empty; incarnation: wall clock in nanoseconds.
 v1::NodeId MakeNodeId(std::string_view role, std::string_view name);
 
-// Equal for all processes of one host until it boots anew: /etc/machine-id, else host name and boot id.
+// Equal for all processes of one host until it boots anew: /etc/machine-id, else host name and boot id; or what
+// SetHostId said.
 std::string HostId();
+
+// For the whole process; before anything asks. Not thread-safe.
+void SetHostId(std::string_view id);
 
 }  // namespace sluice
 

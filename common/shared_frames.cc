@@ -44,15 +44,17 @@ bool SharedFrames::OnFrame(const v1::ChunkFrame& frame, bool accept, v1::ChunkFr
     if (frame.has_memory()) offered_ = true;
   }
   if (!frame.has_memory() || !accept) return false;
-  auto region = MappedRegion::Open(frame.memory());
-  if (!region.ok()) {
-    LOG_DEBUG("payloads stay in the stream: {}", region.status().ToString());
-    return false;
-  }
+  const absl::Status mapped = Map(frame.memory(), answer);
+  if (!mapped.ok()) LOG_DEBUG("payloads stay in the stream: {}", mapped.ToString());
+  return mapped.ok();
+}
+
+absl::Status SharedFrames::Map(const v1::SharedMemory& memory, v1::ChunkFrame* answer) {
+  ASSIGN_OR_RETURN(std::shared_ptr<const MappedRegion> region, MappedRegion::Open(memory));
   absl::MutexLock lock(&mutex_);
-  peers_ = *std::move(region);
+  peers_ = std::move(region);
   answer->set_mapped(true);
-  return true;
+  return absl::OkStatus();
 }
 
 grpc::ByteBuffer SharedFrames::Encode(v1::ChunkFrame* control, absl::Span<const BorrowedBytes> payload) const {

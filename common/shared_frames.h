@@ -36,6 +36,8 @@ class SharedFrames {
   bool describes() const ABSL_LOCKS_EXCLUDED(mutex_);
   // Looks at what a received frame says of memory. Maps it if `accept`. Returns whether `answer` is to be sent.
   bool OnFrame(const v1::ChunkFrame& frame, bool accept, v1::ChunkFrame* answer) ABSL_LOCKS_EXCLUDED(mutex_);
+  // The same of an offer that must be accepted; errors as MappedRegion::Open.
+  absl::Status Map(const v1::SharedMemory& memory, v1::ChunkFrame* answer) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // As EncodeFrame and ParseFrame of common/frame.h. OUT_OF_RANGE: what is described does not lie in the memory
   // offered.

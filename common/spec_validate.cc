@@ -400,6 +400,14 @@ class Checker {
           "transfer.push.error_feedback: found true beside f32, which loses nothing; leave it out, or choose one of "
           "bf16, f16, int8, top_k");
     }
+    if (spec_.transfer().host_sum() == v1::TransferSpec::ON &&
+        (lossy || spec_.train().mode() == v1::TrainSpec::ASYNC)) {
+      Problem(
+          "transfer.host_sum: found ON with ",
+          lossy ? absl::StrCat("transfer.push ", absl::AsciiStrToLower(EncodingName(PushEncoding(spec_))))
+                : std::string("train.mode async"),
+          ", where workers of one host have nothing to add up; leave it out (AUTO), or take push f32 and mode sync");
+    }
   }
 
   void Rest() {

@@ -19,17 +19,18 @@ void SumTree::Reset(uint32_t contributors) {
   present_.assign(contributors, false);
 }
 
-void SumTree::Add(uint32_t index, Payload payload) {
+void SumTree::Add(uint32_t index, Payload payload, const SubtreeSum& of) {
   Node& leaf = levels_[0][index];
   DCHECK(leaf.state == Node::kPending);
-  leaf.leaf = index;
+  leaf.leaf = of.contributors > 1 ? kSubtree : index;
+  for (const uint32_t contributor : of.nonfinite) bad_[contributor] = true;
   if (payload.size() == 0) {
     leaf.state = Node::kAbsent;
   } else {
     CHECK(encoding_ == v1::TOP_K || payload.size() == EncodedBytes(encoding_, elements_));
     leaf.state = Node::kSlices;
     leaf.slices = std::move(payload);
-    present_[index] = true;
+    std::fill_n(present_.begin() + index, of.contributors, true);
   }
   --missing_;
   Settle(0, index);
@@ -70,14 +71,14 @@ SumTree::Node SumTree::JoinEncoded(Node a, Node b) {
   if (a.state == Node::kSlices) {
     a.buffer = pool_->Take(elements_);
     DecodePayload(encoding_, a.slices, elements_, a.buffer.get());
-    if (!AllFinite(a.buffer.get(), elements_)) bad_[a.leaf] = true;
+    if (!AllFinite(a.buffer.get(), elements_)) Blame(a.leaf);
     a.slices = Payload();
     a.state = Node::kBuffer;
   }
   if (b.state == Node::kBuffer) {
     AddAndCheck(a.buffer.get(), b.buffer.get(), a.buffer.get(), elements_);
   } else if (!AddPayload(encoding_, b.slices, elements_, a.buffer.get())) {
-    bad_[b.leaf] = true;
+    Blame(b.leaf);
   }
   return a;
 }
@@ -99,16 +100,30 @@ SumTree::Node SumTree::Join(Node a, Node b) {
       bad |= AddAndCheck(piece, other, sum.buffer.get() + i, n);
     }
   }
-  if (a.state == Node::kSlices && (bad & 1) != 0) bad_[a.leaf] = true;
-  if (b.state == Node::kSlices && (bad & 2) != 0) bad_[b.leaf] = true;
+  if (a.state == Node::kSlices && (bad & 1) != 0) Blame(a.leaf);
+  if (b.state == Node::kSlices && (bad & 2) != 0) Blame(b.leaf);
   return sum;
 }
 
-std::vector<uint32_t> SumTree::nonfinite() const {
+std::shared_ptr<float[]> SumTree::ToBuffer() const {
+  const Node& root = levels_.back()[0];
+  DCHECK(complete() && !absent());
+  if (root.state == Node::kBuffer) return root.buffer;
+  std::shared_ptr<float[]> buffer = pool_->Take(elements_);
+  root.slices.CopyTo(buffer.get());
+  return buffer;
+}
+
+std::vector<uint32_t> SumTree::found_nonfinite() const {
   std::vector<uint32_t> out;
   for (uint32_t i = 0; i < bad_.size(); ++i) {
     if (bad_[i]) out.push_back(i);
   }
+  return out;
+}
+
+std::vector<uint32_t> SumTree::nonfinite() const {
+  std::vector<uint32_t> out = found_nonfinite();
   if (!out.empty()) return out;
   for (uint32_t i = 0; i < present_.size(); ++i) {
     if (present_[i]) out.push_back(i);

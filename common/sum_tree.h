@@ -18,6 +18,13 @@
 
 namespace sluice {
 
+// What is known of a contribution that is a subtree's sum: how many contributors' it is, and which of them held NaN or
+// Inf.
+struct SubtreeSum {
+  uint32_t contributors = 1;
+  std::vector<uint32_t> nonfinite;
+};
+
 // Not thread-safe. Chunk of `elements` float32, whose contributions come in `encoding`; sums are float32.
 class SumTree {
  public:
@@ -26,8 +33,9 @@ class SumTree {
 
   // Forgets everything and expects `contributors` of them.
   void Reset(uint32_t contributors);
-  // Once for each index. `payload` of that many elements, or empty: absent.
-  void Add(uint32_t index, Payload payload);
+  // Once for each index. `payload` of that many elements, or empty: absent. A subtree that was summed elsewhere stands
+  // at its first index, with `of`; the others of it are absent.
+  void Add(uint32_t index, Payload payload, const SubtreeSum& of = {});
 
   bool complete() const { return missing_ == 0; }
   // Complete: whether every contribution was absent; there is no sum then.
@@ -35,18 +43,27 @@ class SumTree {
   // Of a sum that is not finite: the contributors whose values held NaN or Inf, ascending; where finite values add up
   // to more than float32 holds: all that contributed.
   std::vector<uint32_t> nonfinite() const;
+  // The former alone. Contributions that met no other one have not been looked at.
+  std::vector<uint32_t> found_nonfinite() const;
   size_t elements() const { return elements_; }
+  // Complete and not absent: the sum in a buffer of the pool; a lone contribution is copied.
+  std::shared_ptr<float[]> ToBuffer() const;
 
  private:
   struct Node {
     enum State { kPending, kAbsent, kSlices, kBuffer } state = kPending;
     Payload slices;
     std::shared_ptr<float[]> buffer;
-    uint32_t leaf = 0;  // of slices
+    uint32_t leaf = 0;  // of slices; kSubtree: not a contributor's alone
   };
+
+  static constexpr uint32_t kSubtree = UINT32_MAX;
 
   friend class SumReader;
 
+  void Blame(uint32_t leaf) {
+    if (leaf != kSubtree) bad_[leaf] = true;
+  }
   void Settle(size_t level, size_t index);
   Node Join(Node a, Node b);  // a + b
   Node JoinEncoded(Node a, Node b);

@@ -31,6 +31,20 @@ void SortForGang(std::vector<WorkerSlot>& idle, uint64_t gang) {
   });
 }
 
+// Next to each other what is on one host: large aligned groups of ranks first.
+void SortByHost(std::vector<WorkerSlot>& gang) {
+  std::map<std::string, uint64_t> count;
+  for (const WorkerSlot& worker : gang) ++count[worker.host_id];
+  const auto order = [&](const WorkerSlot& worker) {
+    const uint64_t n = count.at(worker.host_id);
+    return std::make_tuple(UINT64_MAX - (n & (~n + 1)), UINT64_MAX - n);
+  };
+  std::sort(gang.begin(), gang.end(), [&](const WorkerSlot& a, const WorkerSlot& b) {
+    const auto oa = order(a), ob = order(b);
+    return oa != ob ? oa < ob : HostOrder(a, b);
+  });
+}
+
 struct Load {
   const ServerSlot* server;
   uint64_t bytes = 0;  // of this job
@@ -74,7 +88,7 @@ absl::StatusOr<std::vector<v1::Rank>> PlaceRanks(const v1::ParallelSpec& paralle
   }
   SortForGang(idle, gang);
   idle.resize(gang);
-  std::sort(idle.begin(), idle.end(), HostOrder);
+  SortByHost(idle);
   std::vector<v1::Rank> ranks;
   const uint32_t stages = std::max(1u, parallel.pipeline()), tensor = std::max(1u, parallel.tensor());
   for (uint64_t i = 0; i < gang; ++i) {
@@ -82,11 +96,16 @@ absl::StatusOr<std::vector<v1::Rank>> PlaceRanks(const v1::ParallelSpec& paralle
     rank.set_tensor(static_cast<uint32_t>(i % tensor));
     rank.set_pipeline(static_cast<uint32_t>(i / tensor % stages));
     rank.set_data(static_cast<uint32_t>(i / tensor / stages));
-    *rank.mutable_node() = idle[i].node;
-    rank.set_address(idle[i].address);
-    rank.set_numeric_profile(idle[i].numeric_profile);
+    Assign(idle[i], &rank);
   }
   return ranks;
+}
+
+void Assign(const WorkerSlot& worker, v1::Rank* rank) {
+  *rank->mutable_node() = worker.node;
+  rank->set_address(worker.address);
+  rank->set_numeric_profile(worker.numeric_profile);
+  rank->set_host_id(worker.sums_on_host ? worker.host_id : std::string());
 }
 
 int ChooseReplacement(const std::string& numeric_profile, bool allow_other_profile,
@@ -136,6 +155,7 @@ absl::StatusOr<std::vector<v1::Chain>> PlaceShards(const ChunkTable& table, uint
     *member->mutable_node() = best->server->node;
     member->set_address(best->server->address);
     member->set_since(generation);
+    member->set_host_id(best->server->host_id);
   }
   return chains;
 }

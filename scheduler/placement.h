@@ -18,6 +18,7 @@ struct WorkerSlot {
   std::string address;
   std::string host_id;
   std::string numeric_profile;
+  bool sums_on_host = false;  // may add up its contributions with others of its host
 };
 
 struct ServerSlot {
@@ -25,7 +26,11 @@ struct ServerSlot {
   std::string address;
   uint64_t memory_limit = 0;  // bytes; 0: not limited
   uint64_t memory_used = 0;   // bytes of other jobs
+  std::string host_id = {};
 };
+
+// The rank's node, address, host and profile are those of `worker`.
+void Assign(const WorkerSlot& worker, v1::Rank* rank);
 
 // Ranks that a job has: data x pipeline x tensor.
 uint64_t GangSize(const v1::ParallelSpec& parallel);
@@ -36,7 +41,9 @@ uint64_t BytesPerParameter(const v1::JobSpec& spec);
 std::string BytesPerParameterText(const v1::JobSpec& spec);
 
 // The gang in contributor order: data outermost, tensor innermost; workers of one numeric profile where enough of them
-// are idle; ranks of one replica next to each other in order of host. RESOURCE_EXHAUSTED where workers are too few.
+// are idle; ranks of one host next to each other, hosts with the most factors of two in their number of workers first,
+// so that the subtrees that they add up for themselves are large (docs/host_sums.md). RESOURCE_EXHAUSTED where workers
+// are too few.
 absl::StatusOr<std::vector<v1::Rank>> PlaceRanks(const v1::ParallelSpec& parallel, std::vector<WorkerSlot> idle);
 
 // Index into `idle` of the best one for a rank that wants this profile: of that profile, the first; else, where another

@@ -85,6 +85,8 @@ void SchedulerCore::Dispatch(const NodeKey& from, KnownNode& node, const v1::Nod
       return OnProblem(from, message.problem(), now);
     case v1::NodeMessage::kAccusation:
       return OnAccusation(from, message.accusation(), now);
+    case v1::NodeMessage::kHostSumFailure:
+      return OnHostSumFailure(from, message.host_sum_failure(), now);
     case v1::NodeMessage::kLeaving:
       left_.insert(node.session);
       Gone(from, "left in order", now);

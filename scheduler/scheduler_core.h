@@ -147,6 +147,10 @@ class SchedulerCore {
   void AddEvent(const JobEntry& job, absl::Time now, const std::string& text);
   JobEntry* Active(const std::string& job_id);  // started and not ended, else nullptr
 
+  // ---- scheduler_core_host_sums.cc
+  void OnHostSumFailure(const NodeKey& from, const v1::HostSumFailure& failure, absl::Time now);
+  void AddHostSums(const JobEntry& job, v1::JobStatus* status) const;
+
   // ---- scheduler_core_transition.cc
   void Consider(JobEntry& job, absl::Time now);
   void Begin(JobEntry& job, absl::Time now);

@@ -479,6 +479,7 @@ absl::StatusOr<std::string> SchedulerCore::Find(std::string_view id) const {
 
 v1::JobStatus SchedulerCore::Status(const JobEntry& job, bool with_plan) const {
   v1::JobStatus status = job.row.status();
+  AddHostSums(job, &status);
   if (!with_plan) status.clear_plan();
   AddRoundTime(job, &status);
   if (job.state() != v1::RUNNING || job.pace.size() < 2) return status;

@@ -42,7 +42,8 @@ std::vector<const KnownNode*> SchedulerCore::IdleWorkers() const {
 std::vector<WorkerSlot> SchedulerCore::IdleWorkerSlots() const {
   std::vector<WorkerSlot> slots;
   for (const KnownNode* node : IdleWorkers()) {
-    slots.push_back({node->info.node(), node->info.address(), node->info.host_id(), node->info.numeric_profile()});
+    slots.push_back({node->info.node(), node->info.address(), node->info.host_id(), node->info.numeric_profile(),
+                     node->info.sums_on_host()});
   }
   return slots;
 }
@@ -59,7 +60,8 @@ std::vector<ServerSlot> SchedulerCore::ServerSlots(const JobEntry* except) const
   std::vector<ServerSlot> slots;
   for (const KnownNode* node : LiveServers()) {
     const NodeKey key = KeyOf(node->info.node());
-    slots.push_back({node->info.node(), node->info.address(), node->info.memory_limit(), MemoryUsed(key, except)});
+    slots.push_back({node->info.node(), node->info.address(), node->info.memory_limit(), MemoryUsed(key, except),
+                     node->info.host_id()});
   }
   return slots;
 }
@@ -109,11 +111,13 @@ std::vector<v1::Rank> SchedulerCore::NextRanks(const JobEntry& job, bool* has_ga
       *has_gap = true;
       continue;
     }
-    const WorkerSlot& worker = idle[static_cast<size_t>(chosen)];
-    *rank.mutable_node() = worker.node;
-    rank.set_address(worker.address);
-    rank.set_numeric_profile(worker.numeric_profile);
+    Assign(idle[static_cast<size_t>(chosen)], &rank);
     idle.erase(idle.begin() + chosen);
+  }
+  for (v1::Rank& rank : ranks) {
+    const bool alone = std::any_of(job.row.push_alone().begin(), job.row.push_alone().end(),
+                                   [&](const v1::NodeId& node) { return SameNode(node, rank.node()); });
+    if (alone) rank.clear_host_id();
   }
   return ranks;
 }

@@ -191,8 +191,9 @@ SumTree* ChunkStore::Open(Chunk* c, uint64_t chunk, uint32_t contributors) {
   return c->sum.get();
 }
 
-void ChunkStore::Add(uint64_t chunk, uint32_t contributor, uint32_t contributors, Payload payload) {
-  if (Chunk* c = Find(chunk)) Open(c, chunk, contributors)->Add(contributor, std::move(payload));
+void ChunkStore::Add(uint64_t chunk, uint32_t contributor, uint32_t contributors, Payload payload,
+                     const SubtreeSum& of) {
+  if (Chunk* c = Find(chunk)) Open(c, chunk, contributors)->Add(contributor, std::move(payload), of);
 }
 
 void ChunkStore::DiscardSum(uint64_t chunk) {

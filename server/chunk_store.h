@@ -29,6 +29,7 @@ namespace sluice {
 struct PayloadContribution : Contribution {
   explicit PayloadContribution(Payload p) : payload(std::move(p)) {}
   Payload payload;
+  SubtreeSum of;
 };
 
 // Where first values come from: one reader for all chunks of a job.
@@ -83,7 +84,7 @@ class ChunkStore {
   // The chunk's lane only from here on. The first call on a chunk.
   absl::Status Load(const ChunkSource& source, uint64_t chunk, uint64_t version);
   void Drop(uint64_t chunk);
-  void Add(uint64_t chunk, uint32_t contributor, uint32_t contributors, Payload payload);
+  void Add(uint64_t chunk, uint32_t contributor, uint32_t contributors, Payload payload, const SubtreeSum& of = {});
   void DiscardSum(uint64_t chunk);
   SumResult Finish(uint64_t chunk, uint32_t contributors);
   void Apply(uint64_t chunk, const v1::Verdict& verdict, bool skip_nonfinite);

@@ -24,6 +24,7 @@ absl::Status Run(const Args& args) {
   InitDaemonLog(args, options.node.name());
   ASSIGN_OR_RETURN(const HostPort scheduler, ParseHostPort(args.String("scheduler", "127.0.0.1"), kSchedulerPort));
   ASSIGN_OR_RETURN(const GrpcServerOptions listen, ListenOptions(args, 0, &scheduler));
+  if (const std::string host = args.String("host_id"); !host.empty()) SetHostId(host);
   ParameterServiceImpl parameter_service;
   ShardServiceImpl shard_service;
   GrpcTransport transport;
@@ -69,6 +70,8 @@ int ServerMain(int argc, char** argv) {
        {"lanes", FlagKind::kInteger, "N", "threads that add and apply; 0 (default): half the cores", 0, false, 0, 4096},
        {"shared_memory", FlagKind::kBool, "",
         "leave payloads to and from workers of this host and user in shared memory; default: true"},
+       {"host_id", FlagKind::kString, "NAME",
+        "this host's name, equal for processes that can share memory; default: its machine id"},
        {"name", FlagKind::kString, "NAME", "name that stays over restarts; default: drawn"}},
       Run);
 }

@@ -205,13 +205,18 @@ absl::Status ServerJob::OnFrame(StreamId id, ParsedFrame frame) {
   for (int i = 0; i < frame.control.header_size(); ++i) {
     Payload& payload = payloads[static_cast<size_t>(i)];
     const uint64_t bytes = payload.size();
-    ContributionRef value;
-    if (frame.control.header(i).residual()) {
-      RETURN_IF_ERROR(OnResidual(id, frame.control.header(i), std::move(payload)));
+    const v1::ChunkHeader& header = frame.control.header(i);
+    if (header.residual()) {
+      RETURN_IF_ERROR(OnResidual(id, header, std::move(payload)));
       continue;
     }
+    std::shared_ptr<PayloadContribution> value;
     if (bytes > 0) value = std::make_shared<PayloadContribution>(std::move(payload));
-    RETURN_IF_ERROR(core_.OnPush(id, frame.control.header(i), std::move(value), bytes));
+    if (value != nullptr && header.contributors() > 1) {  // who it names is checked by the core
+      value->of = {header.contributors(),
+                   {header.nonfinite_contributors().begin(), header.nonfinite_contributors().end()}};
+    }
+    RETURN_IF_ERROR(core_.OnPush(id, header, std::move(value), bytes));
   }
   const auto it = streams_.find(id);
   if (it == streams_.end()) return absl::OkStatus();
@@ -377,9 +382,13 @@ void ServerJob::AddContribution(uint64_t chunk, uint32_t contributor, uint32_t c
   mutex_.AssertHeld();
   options_.lanes->Post(chunk, [store = store_, chunk, contributor, contributors, value = std::move(value)]() mutable {
     Payload payload;
-    if (value != nullptr) payload = static_cast<const PayloadContribution*>(value.get())->payload;
+    SubtreeSum of;
+    if (value != nullptr) {
+      payload = static_cast<const PayloadContribution*>(value.get())->payload;
+      of = static_cast<const PayloadContribution*>(value.get())->of;
+    }
     value.reset();
-    store->Add(chunk, contributor, contributors, std::move(payload));
+    store->Add(chunk, contributor, contributors, std::move(payload), of);
   });
 }
 

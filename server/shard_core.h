@@ -212,6 +212,7 @@ class ShardCore {
   absl::Status CheckPlace(const Stream& stream, const v1::ChunkHeader& header) const;
   absl::Status Park(Stream* stream, StreamMessage message, uint64_t payload_bytes);
   absl::Status Replay(StreamId id);
+  absl::Status CheckSpan(const v1::ChunkHeader& header) const;
   absl::Status CheckRound(const v1::ChunkHeader& header) const;
   absl::Status Replay(StreamId id, StreamMessage message);
   void MakeShards(uint64_t old_timeline, const std::vector<v1::ChunkCut>& cuts);

@@ -86,7 +86,7 @@ absl::Status ShardCore::OnPush(StreamId id, const v1::ChunkHeader& header, Contr
   if (async()) return OnContribution(id, header, std::move(value));
 
   Chunk& chunk = chunks_.at(header.chunk());
-  uint32_t slot = header.contributor();
+  uint32_t slot = header.contributor(), span = std::max(1u, header.contributors());
   if (rules_.dedup) {
     if (header.round() < chunk.version || chunk.held[slot]) return absl::OkStatus();
     if (header.round() > chunk.version) {
@@ -96,12 +96,15 @@ absl::Status ShardCore::OnPush(StreamId id, const v1::ChunkHeader& header, Contr
   } else {
     if (chunk.sum_posted) return absl::OkStatus();
     slot = chunk.held_count;
+    span = std::min(span, layout_->contributors() - slot);
   }
-  chunk.held[slot] = true;
-  ++chunk.held_count;
   chunk.counts[slot] = header.count();
-  actions_->AddContribution(header.chunk(), slot, layout_->contributors(),
-                            header.elements() == 0 ? nullptr : std::move(value));
+  // A host's sum stands for its first contributor; the others of its subtree are absent.
+  for (uint32_t i = slot; i < slot + span; ++i, ++chunk.held_count) {
+    chunk.held[i] = true;
+    actions_->AddContribution(header.chunk(), i, layout_->contributors(),
+                              i > slot || header.elements() == 0 ? nullptr : std::exchange(value, nullptr));
+  }
   if (chunk.held_count == layout_->contributors()) ChunkComplete(header.chunk(), &chunk);
   return absl::OkStatus();
 }
@@ -142,6 +145,7 @@ absl::Status ShardCore::CheckPlace(const Stream& stream, const v1::ChunkHeader& 
 absl::Status ShardCore::CheckPush(const Stream& stream, const v1::ChunkHeader& header, uint64_t payload_bytes) const {
   RETURN_IF_ERROR(CheckPlace(stream, header));
   const ChunkTable& table = layout_->table();
+  RETURN_IF_ERROR(CheckSpan(header));
   RETURN_IF_ERROR(CheckRound(header));
   const v1::Encoding encoding = PushEncoding(layout_->plan().spec());
   if (header.elements() != 0 && header.encoding() != encoding) {
@@ -191,6 +195,22 @@ absl::StatusOr<bool> ShardCore::OnResidual(StreamId id, const v1::ChunkHeader& h
                                                    payload_bytes, " bytes; expected ", length, " in F32, or none"));
   }
   return true;
+}
+
+absl::Status ShardCore::CheckSpan(const v1::ChunkHeader& header) const {
+  const uint32_t first = header.contributor(), count = std::max(1u, header.contributors());
+  const ContributorSpan span = layout_->contribution(first, layout_->table().shard(header.chunk()));
+  if (span != ContributorSpan{first, count}) {
+    return absl::InvalidArgumentError(absl::StrCat("chunk ", header.chunk(), ": a contribution of ", count,
+                                                   " ranks from ", first, " on; by the plan (docs/host_sums.md) it is ",
+                                                   "part of that of ", span.count, " ranks from ", span.first, " on"));
+  }
+  for (const uint32_t contributor : header.nonfinite_contributors()) {
+    if (contributor >= first && contributor - first < count) continue;
+    return absl::InvalidArgumentError(absl::StrCat("chunk ", header.chunk(), ": contributor ", contributor,
+                                                   " is no part of the sum of ", count, " from ", first, " on"));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status ShardCore::CheckRound(const v1::ChunkHeader& header) const {

@@ -13,6 +13,7 @@
 #include "common/rpc.h"
 #include "common/status_macros.h"
 #include "common/version.h"
+#include "worker/peer_service.h"
 #include "worker/worker_node.h"
 
 namespace sluice {
@@ -24,10 +25,12 @@ absl::Status Run(const Args& args) {
   InitDaemonLog(args, options.node.name());
   ASSIGN_OR_RETURN(const HostPort scheduler, ParseHostPort(args.String("scheduler", "127.0.0.1"), kSchedulerPort));
   ASSIGN_OR_RETURN(const GrpcServerOptions listen, ListenOptions(args, 0, &scheduler));
-  // For health checks only: nobody opens a stream to a worker.
-  ASSIGN_OR_RETURN(const std::unique_ptr<GrpcServer> server, GrpcServer::Start(listen, {}));
+  if (const std::string host = args.String("host_id"); !host.empty()) SetHostId(host);
+  PeerServiceImpl peer_service;
   GrpcTransport transport;
   RealClock clock;
+  std::unique_ptr<WorkerNode> node;
+  ASSIGN_OR_RETURN(const std::unique_ptr<GrpcServer> server, GrpcServer::Start(listen, {&peer_service}));
 
   options.host_id = HostId();
   options.address = server->address();
@@ -39,17 +42,19 @@ absl::Status Run(const Args& args) {
                                 ? static_cast<int>(args.Integer("threads", 0))
                                 : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   options.shared_memory = args.Bool("shared_memory", true);
+  options.serves_peers = true;
   options.transport = &transport;
   options.clock = &clock;
   options.on_refused = [](const absl::Status& status) { EndDaemon(status); };
-  ASSIGN_OR_RETURN(std::unique_ptr<WorkerNode> node, WorkerNode::Start(options));
+  ASSIGN_OR_RETURN(node, WorkerNode::Start(options));
+  peer_service.SetNode(node.get());
   LOG_INFO("sluice-worker {} at {}, scheduler {}, {} on {} threads", kVersion, options.address, options.scheduler,
            options.backend.kind, options.backend.threads);
   RETURN_IF_ERROR(AnnouncePort(args, *server));
   const absl::Status end = WaitForEnd();
   node->Leave();
-  node = nullptr;
   server->Shutdown();
+  node = nullptr;
   return end;
 }
 
@@ -68,7 +73,10 @@ int WorkerMain(int argc, char** argv) {
                     {"device", FlagKind::kString, "KIND",
                      "cpu (default), or fake_device (the cpu's kernels behind a device with memory of its own)"},
                     {"shared_memory", FlagKind::kBool, "",
-                     "leave payloads to and from servers of this host and user in shared memory; default: true"},
+                     "leave payloads to and from servers and workers of this host and user in shared memory; default: "
+                     "true"},
+                    {"host_id", FlagKind::kString, "NAME",
+                     "this host's name, equal for processes that can share memory; default: its machine id"},
                     {"name", FlagKind::kString, "NAME", "name that stays over restarts; default: drawn"}},
                    Run);
 }

@@ -190,7 +190,8 @@ void PsClient::Pump(Link& link) {
   if (link.stream == nullptr) return;
   v1::ChunkFrame control;
   std::vector<BorrowedBytes> payload;
-  const bool described = link.in_region && link.frames->describes();
+  // What goes to a host leader leaves over its network link next: it never waits for more.
+  const bool described = link.in_region && link.frames->describes() && !link.server.leader;
   while (link.queue.Next(&control, &payload, more_, described)) {
     link.stream->Write(link.frames->Encode(&control, payload));
   }
@@ -214,7 +215,7 @@ absl::Time PsClient::NextTry() const {
 void PsClient::ClientThread() {
   for (;;) {
     std::vector<std::shared_ptr<ByteStream>> dropped;
-    std::vector<std::pair<StreamKey, std::string>> due;
+    std::vector<std::pair<StreamKey, ServerEnd>> due;
     bool stopping = false;
     {
       absl::MutexLock lock(&mutex_);
@@ -230,19 +231,19 @@ void PsClient::ClientThread() {
         link.opening = true;
         link.frames = std::make_shared<SharedFrames>();
         link.refusal = absl::OkStatus();
-        due.push_back({{generation_, ++link.life, i}, link.server.address});
+        due.push_back({{generation_, ++link.life, i}, link.server});
       }
     }
     for (auto& stream : dropped) stream->Close(absl::CancelledError("the worker closed the stream"));
     dropped.clear();
     if (stopping) return;
-    for (const auto& [key, address] : due) OpenLink(key, address);
+    for (const auto& [key, server] : due) OpenLink(key, server);
   }
 }
 
-void PsClient::OpenLink(const StreamKey& key, const std::string& address) {
-  std::shared_ptr<ByteStream> stream =
-      options_.transport->Open(address, Plane::kParameter, std::make_shared<Handler>(this, gate_, key));
+void PsClient::OpenLink(const StreamKey& key, const ServerEnd& server) {
+  std::shared_ptr<ByteStream> stream = options_.transport->Open(
+      server.address, server.leader ? Plane::kPeer : Plane::kParameter, std::make_shared<Handler>(this, gate_, key));
   {
     absl::MutexLock lock(&mutex_);
     Link* link = Find(key);
@@ -344,7 +345,7 @@ void PsClient::HandleClosed(const StreamKey& key, const absl::Status& closed) {
     const absl::Time now = absl::Now();
     link->next_try = now + link->delay;
     link->delay = std::min(link->delay * 2, options_.last_delay);
-    if (Lasting(status)) refused = ++link->refusals == kMaxRefusals;
+    if (Lasting(status)) refused = ++link->refusals % kMaxRefusals == 0;
     if (link->failing_since == absl::InfiniteFuture()) link->failing_since = now;
     if (now - link->failing_since >= options_.accuse_after) {
       unreachable = true;

@@ -65,7 +65,7 @@ class PsClient {
     // All payload that was pushed has been taken by the servers.
     virtual void OnPushesTaken() {}
     virtual void OnUnreachable(uint64_t generation, size_t server, const absl::Status& status) = 0;
-    // The server keeps refusing this rank for a reason that trying again does not mend.
+    // The server keeps refusing this rank for a reason that trying again does not mend; told again and again.
     virtual void OnRefused(uint64_t generation, size_t server, const absl::Status& status) = 0;
   };
 
@@ -120,7 +120,7 @@ class PsClient {
   void HandleClosed(const StreamKey& key, const absl::Status& status);
   absl::Status HandleFrame(const StreamKey& key, grpc::ByteBuffer message);
   void ClientThread();
-  void OpenLink(const StreamKey& key, const std::string& address);
+  void OpenLink(const StreamKey& key, const ServerEnd& server);
 
   Link* Find(const StreamKey& key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Link* FindUp(uint64_t generation, size_t server) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

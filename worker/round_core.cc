@@ -4,17 +4,20 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "common/log.h"
 #include "common/wire_format.h"
 
 namespace sluice {
 namespace {
 
-uint32_t IndexOf(std::vector<ServerEnd>* servers, const v1::Member& member) {
+// `Node`: v1::Member or v1::Rank.
+template <typename Node>
+uint32_t IndexOf(std::vector<ServerEnd>* servers, const Node& node, bool leader = false) {
   for (uint32_t i = 0; i < servers->size(); ++i) {
-    if (SameNode((*servers)[i].node, member.node())) return i;
+    if (SameNode((*servers)[i].node, node.node())) return i;
   }
-  servers->push_back({member.node(), member.address()});
+  servers->push_back({node.node(), node.address(), leader});
   return static_cast<uint32_t>(servers->size() - 1);
 }
 
@@ -38,6 +41,7 @@ void RoundCore::OnPlan(std::shared_ptr<const Layout> layout, uint32_t rank) {
   servers_.clear();
   up_.clear();
   reports_.clear();
+  host_sum_.End();
   Step();
 }
 
@@ -52,6 +56,11 @@ void RoundCore::BeginGeneration() {
     tail.push_back(IndexOf(&servers_, layout_->tail(shard)));
   }
   holder_ = primary[0];
+  for (uint32_t shard = 0; shard < plan.shards(); ++shard) {
+    const ContributorSpan span = layout_->contribution(rank_, shard);
+    if (span.first == rank_) continue;
+    primary[shard] = IndexOf(&servers_, plan.ranks(static_cast<int>(span.first)), /*leader=*/true);
+  }
   up_.assign(servers_.size(), false);
   const ChunkTable& table = layout_->table();
   chunks_.assign(table.chunks(), Chunk());
@@ -71,7 +80,14 @@ void RoundCore::BeginGeneration() {
   const bool restore = actions_->BeginResidual(layout_, rank_);
   for (Chunk& chunk : chunks_) chunk.lacks_residual = restore;
   lacking_residual_ = restore ? chunks_.size() : 0;
+  host_sum_.Begin(layout_, rank_);
   actions_->OpenStreams(layout_, servers_);
+  for (auto& [header, value] : host_sum_.TakeWaiting()) {
+    // What was said before there was a plan to check it by.
+    if (const absl::Status status = OnContribution(header, std::move(value)); !status.ok()) {
+      LOG_WARN("job {} generation {}: {}; dropped", plan.job_id(), plan.generation(), status.ToString());
+    }
+  }
 }
 
 void RoundCore::OnEnd() {
@@ -81,13 +97,14 @@ void RoundCore::OnEnd() {
   phase_ = Phase::kEnded;
   chunks_.clear();
   up_.clear();
+  host_sum_.End();
 }
 
 // ---------------------------------------------------------------- rounds
 void RoundCore::Step() {
   switch (phase_) {
     case Phase::kStopping:
-      if (!busy_ && installing_ == 0) BeginGeneration();
+      if (!busy_ && installing_ == 0 && summing_ == 0) BeginGeneration();
       break;
     case Phase::kPulling:
       if (at_current_ == chunks_.size() && lacking_residual_ == 0) async() ? BeginLease() : BeginRound();
@@ -182,13 +199,24 @@ void RoundCore::Issue(uint64_t index) {
   chunk.pushed = round_ + 1;
   // Also of a chunk that is committed already: what is left out of its gradient counts for the rounds to come.
   if (count_ > 0) actions_->Encode(index, round_);
-  if (async() || chunk.want <= round_ + 1) SendPush(index);  // else it is committed already
+  if (async() || chunk.want <= round_ + 1) {  // else it is committed already
+    if (host_sum_.Gathers(index)) {
+      Sum(host_sum_.AddOwn(index, round_, count_));
+    } else {
+      SendPush(index);
+    }
+  }
   if (chunk.kept) HandOut(index, round_ + 1, std::exchange(chunk.kept, nullptr));
 }
 
 void RoundCore::SendPush(uint64_t index) {
   const Chunk& chunk = chunks_[index];
   if (!up_[chunk.primary]) return;  // goes out when the stream opens
+  if (host_sum_.Gathers(index)) {
+    const v1::ChunkHeader* const sum = host_sum_.Made(index, chunk.pushed - 1);
+    if (sum != nullptr) actions_->Push(chunk.primary, *sum);  // else when it is made
+    return;
+  }
   v1::ChunkHeader header;
   header.set_chunk(index);
   header.set_generation(generation());
@@ -208,6 +236,29 @@ void RoundCore::SendPush(uint64_t index) {
     header.set_scale(scale_);
   }
   actions_->Push(chunk.primary, header);
+}
+
+// ---------------------------------------------------------------- host sums
+void RoundCore::Sum(std::optional<HostSum> sum) {
+  if (!sum.has_value()) return;
+  if (sum->empty) return SendPush(sum->chunk);
+  ++summing_;
+  actions_->SumOnHost(*std::move(sum));
+}
+
+absl::Status RoundCore::OnContribution(const v1::ChunkHeader& header, MemberValueRef value) {
+  if (phase_ == Phase::kEnded) return absl::OkStatus();
+  absl::StatusOr<std::optional<HostSum>> sum = host_sum_.Add(header, std::move(value), round_);
+  if (!sum.ok()) return sum.status();
+  Sum(*std::move(sum));
+  return absl::OkStatus();
+}
+
+void RoundCore::OnHostSum(uint64_t generation, uint64_t chunk, uint64_t round, const std::vector<uint32_t>& nonfinite) {
+  CHECK(summing_ > 0, "a host sum was reported twice");
+  --summing_;
+  if (host_sum_.OnMade(generation, chunk, round, nonfinite) && chunks_[chunk].want <= round + 1) SendPush(chunk);
+  Step();
 }
 
 void RoundCore::OnComputed(uint64_t generation, uint64_t round, const WorkSum& sum) {
@@ -349,6 +400,7 @@ void RoundCore::OnInstalled(uint64_t generation, uint64_t chunk, uint64_t versio
 
 bool RoundCore::InPlace(Range range) const {
   if (phase_ != Phase::kComputing) return false;
+  if (summing_ > 0) return false;  // of the round before; the gradient that it reads is written after this forward
   if (async() || at_current_ == chunks_.size() || range.size() == 0) return true;
   const ChunkTable& table = layout_->table();
   for (uint64_t i = table.chunk_at(range.begin); i <= table.chunk_at(range.end - 1); ++i) {
@@ -392,6 +444,14 @@ std::string RoundCore::Describe() const {
     const ServerEnd& server = servers_[chunks_[i].tail];
     first = absl::StrCat("the first is chunk ", i, " from ", server.node.name(), " at ", server.address,
                          up_[chunks_[i].tail] ? "" : ", whose stream is down");
+    const ServerEnd& target = servers_[chunks_[i].primary];
+    if (target.leader) {
+      absl::StrAppend(&first, "; ", target.node.name(), " pushes the host's sum",
+                      up_[chunks_[i].primary] ? "" : ", but the stream to it is down");
+    } else if (host_sum_.Gathers(i) && missing > 0) {
+      const std::vector<uint32_t> lacks = host_sum_.Missing(i, missing - 1);
+      if (!lacks.empty()) absl::StrAppend(&first, "; the host's sum lacks rank ", absl::StrJoin(lacks, ", "));
+    }
   }
   if (async()) {
     return absl::StrCat(text, "waits for the answers of ", lacking, " of ", chunks_.size(), " chunks (", first, ")");

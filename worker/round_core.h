@@ -33,6 +33,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -41,6 +42,7 @@
 #include "common/layout.h"
 #include "common/protocol_rules.h"
 #include "sluice/v1/parameter.pb.h"
+#include "worker/host_sum_core.h"
 
 namespace sluice {
 
@@ -50,10 +52,12 @@ class CommitValue {
   virtual ~CommitValue() = default;
 };
 
-// A server that this rank has a stream to: primary or tail of some shard.
+// Who this rank has a stream to: primary or tail of some shard, or the host leader that adds up this rank's
+// contributions.
 struct ServerEnd {
   v1::NodeId node;
   std::string address;
+  bool leader = false;  // a worker's PeerService
 };
 
 // What comes out. Calls are made inside the core's event methods, in the order in which they must take effect; an
@@ -74,6 +78,7 @@ class RoundActions {
   virtual void Encode(uint64_t chunk, uint64_t round) {}
   // The contribution to header.chunk; header.elements 0: an empty one. It must stay readable until its commit is seen
   // or the generation ends, that is, until the next AllInPlace (async: StartCompute).
+  // With header.contributors the sum that SumOnHost made, likewise.
   virtual void Push(size_t server, const v1::ChunkHeader& header) = 0;
   virtual void Report(size_t server, const v1::RoundReport& report) = 0;
   // Async.
@@ -86,6 +91,10 @@ class RoundActions {
 
   // Not in async: every chunk is at `version`. Contributions to rounds before it are committed.
   virtual void AllInPlace(uint64_t version) = 0;
+
+  // As host leader: add up, then OnHostSum, whatever happens in between. The own gradient of the chunk stays as it is
+  // until then.
+  virtual void SumOnHost(HostSum sum) {}
 
   // ---- with error feedback
   // A generation begins, before OpenStreams. Whether the residual is to be fetched from the plan's checkpoint: then
@@ -141,6 +150,11 @@ class RoundCore {
   void OnCheckpoint(uint64_t generation, size_t server, uint64_t version);
   // Async. Of another generation or request: dropped.
   absl::Status OnLease(const v1::Lease& lease);
+  // As host leader (host_sum_core.h): a member opened a stream, contributes; a sum was made, in which the contributions
+  // of these ranks held NaN or Inf.
+  void OnMember(uint32_t contributor) { host_sum_.OnMember(contributor); }
+  absl::Status OnContribution(const v1::ChunkHeader& header, MemberValueRef value);
+  void OnHostSum(uint64_t generation, uint64_t chunk, uint64_t round, const std::vector<uint32_t>& nonfinite);
   // The round's samples of this replica hold `count` targets; before the first OnGradientReady. With 0 the empty
   // contributions leave at once and no gradient is expected: then every chunk must be in place.
   void OnBatch(uint64_t generation, uint64_t round, double count);
@@ -163,7 +177,8 @@ class RoundCore {
   const std::shared_ptr<const Layout>& layout() const { return layout_; }
   uint32_t rank() const { return rank_; }
   const std::vector<ServerEnd>& servers() const { return servers_; }
-  bool busy() const { return busy_; }  // a piece of work is under way
+  bool busy() const { return busy_; }            // a piece of work is under way
+  uint64_t summing() const { return summing_; }  // sums handed out and not made yet, of any generation
   // Whether the computing under way may read these elements: their chunks are at the version that it computes from.
   // They stay until the gradient of the chunk has been ready. False when the work is not wanted any more.
   bool InPlace(Range range) const;
@@ -174,7 +189,7 @@ class RoundCore {
 
  private:
   struct Chunk {
-    uint32_t primary = 0, tail = 0;  // indices into servers_
+    uint32_t primary = 0, tail = 0;  // indices into servers_; primary: who the push goes to, maybe the host leader
     int64_t installed = -1;
     uint64_t want = 0;     // lowest version not received yet
     uint64_t unready = 0;  // elements of the gradient still to come
@@ -199,6 +214,7 @@ class RoundCore {
   void KeepResidual();
   void SendResidual(uint64_t chunk);
   // ----
+  void Sum(std::optional<HostSum> sum);
   void Keep(v1::RoundReport::Kind kind, uint64_t round, const WorkSum& sum);
   void HandOut(uint64_t chunk, uint64_t version, std::shared_ptr<const CommitValue> value);
   // ---- round_core_async.cc
@@ -223,6 +239,7 @@ class RoundCore {
   uint64_t round_ = 0;
   bool busy_ = false;        // a piece of work is out
   uint64_t installing_ = 0;  // installs handed out and not made yet, of any generation
+  uint64_t summing_ = 0;     // the same of host sums
   bool evaluated_ = false;   // version round_, in this generation
   bool computed_ = false;    // round round_
   double count_ = 0;         // targets of round round_
@@ -239,6 +256,7 @@ class RoundCore {
   std::vector<bool> up_;  // [servers]
   uint32_t holder_ = 0;   // the verdict holder's index
   std::vector<Chunk> chunks_;
+  HostSumCore host_sum_;
   // Async.
   v1::LeaseRequest request_;  // the last one
   v1::Lease lease_;           // its answer

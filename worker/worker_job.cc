@@ -69,6 +69,12 @@ void WorkerJob::Run() {
     mutex_.Await(absl::Condition(&ended_));
   }
   client_.Stop();  // no commit is being installed after this
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto made = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return core_.summing() == 0; };
+    mutex_.Await(absl::Condition(&made));
+    made_.clear();
+  }
   model_ = nullptr;
   data_ = nullptr;
 }
@@ -106,6 +112,8 @@ void WorkerJob::End() {
   absl::MutexLock lock(&mutex_);
   ended_ = true;
   core_.OnEnd();
+  for (auto& [contributor, member] : members_) member.stream->Close(absl::OkStatus());
+  members_.clear();
 }
 
 bool WorkerJob::ended() const {
@@ -144,19 +152,18 @@ void WorkerJob::Repeat() {
 }
 
 // ---------------------------------------------------------------- events and installs
-template <typename Event>
-void WorkerJob::Deliver(Event event) {
-  std::vector<InstallOrder> installs;
-  std::vector<PushOrder> pushes;
-  {
-    absl::MutexLock lock(&mutex_);
-    event(core_);
-    installs.swap(installs_);
-    pushes.swap(push_orders_);
-  }
-  PushEncoded(pushes);
-  while (!installs.empty()) {
-    for (const InstallOrder& order : installs) {
+WorkerJob::Orders WorkerJob::TakeOrders() {
+  return {std::exchange(installs_, {}), std::exchange(push_orders_, {}), std::exchange(sums_, {})};
+}
+
+void WorkerJob::Carry(Orders orders) {
+  for (;;) {
+    PushEncoded(orders.pushes);
+    if (orders.installs.empty() && orders.sums.empty()) break;
+    std::vector<MadeSum> made;
+    for (const HostSum& sum : orders.sums) made.push_back(MakeSum(sum));
+    orders.sums.clear();  // and with it what it holds of members' memory
+    for (const InstallOrder& order : orders.installs) {
       const auto& value = static_cast<const PayloadValue&>(*order.value);
       if (order.residual) {
         encoder_.Restore(order.chunk, value.payload());
@@ -165,15 +172,20 @@ void WorkerJob::Deliver(Event event) {
       }
     }
     absl::MutexLock lock(&mutex_);
-    for (const InstallOrder& order : installs) {
+    for (const InstallOrder& order : orders.installs) {
       if (order.residual) {
         core_.OnResidualInstalled(order.generation, order.chunk);
       } else {
         core_.OnInstalled(order.generation, order.chunk, order.version);
       }
     }
-    installs.clear();
-    installs.swap(installs_);
+    for (MadeSum& sum : made) {
+      const uint64_t generation = sum.generation, chunk = sum.chunk, round = sum.round;
+      const std::vector<uint32_t> nonfinite = sum.nonfinite;
+      if (generation == core_.generation()) made_[chunk] = std::move(sum);
+      core_.OnHostSum(generation, chunk, round, nonfinite);
+    }
+    orders = TakeOrders();
   }
   client_.Flush();
 }
@@ -204,6 +216,14 @@ void WorkerJob::OpenStreams(const std::shared_ptr<const Layout>& layout, const s
   LOG_INFO("job {} generation {}: rank {} of {}, from version {}, {} servers", id_, layout->generation(), core_.rank(),
            layout->contributors(), layout->plan().start(), servers.size());
   times_.Restart(options_.clock->Now());
+  for (auto it = members_.begin(); it != members_.end();) {  // of generations that are over
+    if (it->second.generation >= layout->generation()) {
+      ++it;
+      continue;
+    }
+    it->second.stream->Close(absl::AbortedError(absl::StrCat("generation ", it->second.generation, " is over")));
+    it = members_.erase(it);
+  }
   SharedMemoryUse sharing;
   if (options_.shared_memory) {
     sharing.pushes = model_->gradient_region();
@@ -212,7 +232,10 @@ void WorkerJob::OpenStreams(const std::shared_ptr<const Layout>& layout, const s
   client_.Open(layout->generation(), core_.rank(), servers, sharing);
 }
 
-void WorkerJob::CloseStreams() { client_.Close(); }
+void WorkerJob::CloseStreams() {
+  client_.Close();
+  made_.clear();
+}
 
 void WorkerJob::Subscribe(size_t server, const v1::Subscribe& subscribe) {
   client_.Subscribe(core_.generation(), server, subscribe);
@@ -240,7 +263,12 @@ void WorkerJob::Push(size_t server, const v1::ChunkHeader& header) {
   BorrowedBytes bytes;
   if (header.elements() > 0) {
     const float* gradient = model_->gradients() + core_.layout()->table().range(header.chunk()).begin;
-    bytes = {gradient, header.elements() * sizeof(float), model_->gradient_owner()};
+    if (header.contributors() > 1) {
+      const std::shared_ptr<float[]>& sum = made_.at(header.chunk()).values;
+      bytes = {sum.get(), header.elements() * sizeof(float), sum};
+    } else {
+      bytes = {gradient, header.elements() * sizeof(float), model_->gradient_owner()};
+    }
   }
   client_.Push(core_.generation(), server, header, std::move(bytes));
 }
@@ -284,6 +312,7 @@ void WorkerJob::Ask(size_t server, const v1::LeaseRequest& request) {
 void WorkerJob::AllInPlace(uint64_t version) {
   client_.DropBefore(version);
   if (version > kept_version_) kept_residual_.clear();
+  std::erase_if(made_, [version](const auto& sum) { return sum.second.round < version; });
 }
 
 void WorkerJob::StartCompute(uint64_t generation, uint64_t round) { SetWork(Work::kTrain, generation, round); }
@@ -444,6 +473,7 @@ void WorkerJob::OnPushesTaken() {
 }
 
 void WorkerJob::OnUnreachable(uint64_t generation, size_t server, const absl::Status& status) {
+  if (IsLeader(generation, server)) return HostSumFailed(options_.node, status);
   v1::NodeMessage message;
   {
     absl::MutexLock lock(&mutex_);
@@ -460,6 +490,7 @@ void WorkerJob::OnUnreachable(uint64_t generation, size_t server, const absl::St
 }
 
 void WorkerJob::OnRefused(uint64_t generation, size_t server, const absl::Status& status) {
+  if (IsLeader(generation, server)) return HostSumFailed(options_.node, status);
   std::string what;
   {
     absl::MutexLock lock(&mutex_);

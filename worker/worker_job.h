@@ -16,14 +16,17 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
+#include "common/buffer_pool.h"
 #include "common/clock.h"
 #include "common/layout.h"
 #include "common/protocol_rules.h"
@@ -77,6 +80,15 @@ class WorkerJob : private RoundActions, private Rounds, private PsClient::Events
   bool ended() const;
   uint64_t generation() const;  // of the newest plan
 
+  // As host leader (peer_stream.h). A member's stream, whose memory is mapped here; the job closes it when its
+  // generation is over. ABORTED: it is; PERMISSION_DENIED: not a member of this rank's host sum.
+  absl::Status AddMember(const v1::StreamHello& hello, std::shared_ptr<ByteStream> stream);
+  void RemoveMember(uint32_t contributor, const ByteStream* stream);
+  // Pushes of a frame; an error closes the stream.
+  absl::Status OnContributions(const v1::StreamHello& hello, const ParsedFrame& frame);
+  // Its memory cannot be shared: the scheduler is told.
+  void OnMemberFailed(const v1::StreamHello& hello, const absl::Status& status);
+
  private:
   struct InstallOrder {
     uint64_t generation, chunk, version;
@@ -91,14 +103,43 @@ class WorkerJob : private RoundActions, private Rounds, private PsClient::Events
     v1::ChunkHeader header;
     uint64_t number = 0;  // the encoder's: of the round, in async of the lease
   };
+  struct MadeSum {
+    uint64_t generation, chunk, round;
+    std::shared_ptr<float[]> values;
+    std::vector<uint32_t> nonfinite;
+  };
+  struct MemberStream {
+    uint64_t generation = 0;
+    std::shared_ptr<ByteStream> stream;
+  };
 
-  // Runs one event of the core under the lock, then encodes, makes the installs that it (and those they lead to) handed
-  // out and lets pushes go.
+  struct Orders {
+    std::vector<InstallOrder> installs;
+    std::vector<PushOrder> pushes;
+    std::vector<HostSum> sums;
+  };
+
+  // Runs one event of the core under the lock, then encodes, makes the installs and host sums that it (and those they
+  // lead to) handed out and lets pushes go.
   template <typename Event>
-  void Deliver(Event event) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Deliver(Event event) ABSL_LOCKS_EXCLUDED(mutex_) {
+    Orders orders;
+    {
+      absl::MutexLock lock(&mutex_);
+      event(core_);
+      orders = TakeOrders();
+    }
+    Carry(std::move(orders));
+  }
+  Orders TakeOrders() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Carry(Orders orders) ABSL_LOCKS_EXCLUDED(mutex_);
   void PushEncoded(const std::vector<PushOrder>& orders) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status OpenAndTrain();
   void Problem(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
+  MadeSum MakeSum(const HostSum& sum) const ABSL_LOCKS_EXCLUDED(mutex_);
+  // Whether the stream is the one to the host leader.
+  bool IsLeader(uint64_t generation, size_t server) const ABSL_LOCKS_EXCLUDED(mutex_);
+  void HostSumFailed(const v1::NodeId& node, const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // RoundActions: called by the core, under mutex_.
   void OpenStreams(const std::shared_ptr<const Layout>& layout, const std::vector<ServerEnd>& servers) override
@@ -117,6 +158,7 @@ class WorkerJob : private RoundActions, private Rounds, private PsClient::Events
   void Ask(size_t server, const v1::LeaseRequest& request) override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Install(uint64_t generation, uint64_t chunk, uint64_t version, std::shared_ptr<const CommitValue> value) override
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void SumOnHost(HostSum sum) override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AllInPlace(uint64_t version) override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void StartCompute(uint64_t generation, uint64_t round) override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void StartEvaluation(uint64_t generation, uint64_t version) override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -153,6 +195,7 @@ class WorkerJob : private RoundActions, private Rounds, private PsClient::Events
   // Set by the train thread before the core sees its first plan, constant until the client has stopped.
   std::shared_ptr<const Dataset> data_;
   std::unique_ptr<Model> model_;
+  const std::shared_ptr<BufferPool> sum_pool_ = BufferPool::Make();
 
   std::atomic<bool> cancel_ = false;  // of the work under way
   PushEncoder encoder_;
@@ -170,7 +213,10 @@ class WorkerJob : private RoundActions, private Rounds, private PsClient::Events
   std::vector<PushOrder> push_orders_ ABSL_GUARDED_BY(mutex_);
   std::vector<BorrowedBytes> kept_residual_ ABSL_GUARDED_BY(mutex_);  // [chunks] or none
   uint64_t kept_version_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::vector<uint64_t> pushed_ ABSL_GUARDED_BY(mutex_);  // for the hooks
+  std::vector<HostSum> sums_ ABSL_GUARDED_BY(mutex_);                 // to be made
+  std::map<uint64_t, MadeSum> made_ ABSL_GUARDED_BY(mutex_);          // by chunk, until all chunks are past its round
+  std::map<uint32_t, MemberStream> members_ ABSL_GUARDED_BY(mutex_);  // by contributor
+  std::vector<uint64_t> pushed_ ABSL_GUARDED_BY(mutex_);              // for the hooks
   std::optional<v1::NodeMessage> problem_ ABSL_GUARDED_BY(mutex_);
 
   PsClient client_;  // its threads use the members above

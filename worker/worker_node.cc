@@ -6,6 +6,7 @@
 #include "common/log.h"
 #include "common/status_macros.h"
 #include "common/version.h"
+#include "worker/peer_stream.h"
 #include "worker/worker_job.h"
 
 namespace sluice {
@@ -49,6 +50,15 @@ void WorkerNode::Leave() {
   session_->Send(message);
 }
 
+Acceptor WorkerNode::peer_acceptor() {
+  return MakePeerAcceptor(
+      [this](const std::string& job_id) {
+        std::shared_ptr<WorkerJob> job = Newest();
+        return job != nullptr && job->id() == job_id ? job : nullptr;
+      },
+      options_.shared_memory);
+}
+
 std::string WorkerNode::job() const {
   const std::shared_ptr<WorkerJob> job = Newest();
   return job != nullptr ? job->id() : "";
@@ -70,6 +80,7 @@ v1::Register WorkerNode::MakeRegister() const {
   message.set_host_id(options_.host_id);
   message.set_address(options_.address);
   message.set_numeric_profile(backend_->numeric_profile());
+  message.set_sums_on_host(options_.serves_peers && options_.shared_memory);
   if (const std::shared_ptr<WorkerJob> job = Newest(); job != nullptr) {
     v1::JobGeneration* held = message.add_jobs();
     held->set_job_id(job->id());

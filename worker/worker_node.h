@@ -34,7 +34,7 @@ class WorkerJob;
 struct WorkerOptions {
   v1::NodeId node;
   std::string host_id;
-  std::string address;     // advertised; nothing is sent to it yet
+  std::string address;     // advertised
   std::string scheduler;   // HOST:PORT
   std::string data_root;   // paths of specs are resolved under it; empty: as they are
   std::string data_cache;  // folder where tokenized texts are kept; empty: nowhere
@@ -44,6 +44,8 @@ struct WorkerOptions {
   Clock* clock = nullptr;          // outlives the node
   // Payloads between this worker and servers of the same host and user stay in shared memory.
   bool shared_memory = true;
+  // Streams to `address` come to peer_acceptor(): this worker may take part in host sums.
+  bool serves_peers = false;
   WorkerHooks* hooks = nullptr;  // for tests; may be null
   // The scheduler will not have this node (another version, a newer life of the same name). Called on a session thread;
   // must not destroy the node.
@@ -62,6 +64,9 @@ class WorkerNode {
 
   // Tells the scheduler that the node ends in order, so that it is replaced at once. The destructor should follow.
   void Leave();
+
+  // For Plane::kPeer. Valid as long as the node.
+  Acceptor peer_acceptor();
 
   // Of the job it works for; empty: idle. For tests and messages.
   std::string job() const;

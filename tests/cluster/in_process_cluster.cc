@@ -47,6 +47,11 @@ InProcessCluster::~InProcessCluster() {
 }
 
 // ---------------------------------------------------------------- lives
+std::string InProcessCluster::HostOf(const std::string& node) const {
+  const auto host = options_.hosts.find(node);
+  return host == options_.hosts.end() ? "host-" + node : host->second;
+}
+
 void InProcessCluster::StartScheduler() {
   CHECK(scheduler_.node == nullptr, "the scheduler runs");
   network_.Revive("scheduler");
@@ -80,7 +85,7 @@ void InProcessCluster::StartServer(int i) {
   slot.transport = network_.MakeTransport(name);
   ServerOptions options;
   options.node = MakeNodeId("server", name);
-  options.host_id = "host-" + name;
+  options.host_id = HostOf(name);
   options.address = name;
   options.scheduler = "scheduler";
   options.checkpoint_root = checkpoint_root_;
@@ -113,11 +118,12 @@ void InProcessCluster::StartWorker(int i) {
   slot.transport = network_.MakeTransport(name);
   WorkerOptions options;
   options.node = MakeNodeId("worker", name);
-  options.host_id = "host-" + name;
+  options.host_id = HostOf(name);
   options.address = name;
   options.scheduler = "scheduler";
   options.backend = options_.backend;
-  options.shared_memory = options_.shared_memory;
+  options.shared_memory = options_.shared_memory || !options_.hosts.empty();
+  options.serves_peers = true;
   options.rules = options_.rules;
   options.transport = slot.transport.get();
   options.clock = &clock_;
@@ -125,11 +131,22 @@ void InProcessCluster::StartWorker(int i) {
   absl::StatusOr<std::unique_ptr<WorkerNode>> node = WorkerNode::Start(options);
   CHECK(node.ok(), "{}", node.status().ToString());
   slot.node = *std::move(node);
+  Acceptor acceptor = slot.node->peer_acceptor();
+  if (!options_.peers_answer) {
+    acceptor = [](std::shared_ptr<ByteStream> stream, const std::string&) {
+      stream->Close(absl::UnimplementedError("no peer service"));
+      return nullptr;
+    };
+  }
+  auto listener = network_.Listen(name, {{Plane::kPeer, std::move(acceptor)}});
+  CHECK(listener.ok(), "{}", listener.status().ToString());
+  slot.listener = *std::move(listener);
 }
 
 void InProcessCluster::KillWorker(int i) {
   WorkerSlot& slot = workers_.at(static_cast<size_t>(i));
   network_.Kill(NodeName("worker", i));
+  slot.listener = nullptr;
   slot.node = nullptr;
   slot.transport = nullptr;
 }

@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -37,6 +38,9 @@ struct ClusterOptions {
   int lanes = 2;  // of each server
   uint64_t memory_limit = 0;
   bool shared_memory = false;  // between all workers and servers
+  // Host of a node by its name; those not named have one of their own. With any, workers share memory with each other.
+  std::map<std::string, std::string> hosts = {};
+  bool peers_answer = true;  // false: streams to workers are refused
   absl::Duration lease = absl::Seconds(2);
   absl::Duration gather = absl::Milliseconds(100);
   ProtocolRules rules = {};
@@ -90,7 +94,9 @@ class InProcessCluster {
   struct WorkerSlot {
     std::unique_ptr<Transport> transport;
     std::unique_ptr<WorkerNode> node;
+    std::unique_ptr<Listener> listener;
   };
+  std::string HostOf(const std::string& node) const;
 
   const ClusterOptions options_;
   std::string checkpoint_root_;

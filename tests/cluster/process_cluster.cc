@@ -79,11 +79,13 @@ std::vector<std::string> ProcessesNaming(const std::string& text) {
 }
 
 // ---------------------------------------------------------------- daemons
-ProcessCluster::ProcessCluster(std::string folder) : folder_(std::move(folder)), state_folder_(folder_ + "/state") {}
+ProcessCluster::ProcessCluster(std::string folder, std::map<std::string, std::string> hosts)
+    : folder_(std::move(folder)), state_folder_(folder_ + "/state"), hosts_(std::move(hosts)) {}
 
 absl::StatusOr<std::unique_ptr<ProcessCluster>> ProcessCluster::Start(const std::string& folder, int servers,
-                                                                      int workers) {
-  std::unique_ptr<ProcessCluster> cluster(new ProcessCluster(folder));
+                                                                      int workers,
+                                                                      const std::map<std::string, std::string>& hosts) {
+  std::unique_ptr<ProcessCluster> cluster(new ProcessCluster(folder, hosts));
   RETURN_IF_ERROR(cluster->StartDaemon("scheduler"));
   for (int i = 0; i < servers; ++i) RETURN_IF_ERROR(cluster->StartDaemon(absl::StrCat("server-", i)));
   for (int i = 0; i < workers; ++i) RETURN_IF_ERROR(cluster->StartDaemon(absl::StrCat("worker-", i)));
@@ -104,6 +106,7 @@ absl::Status ProcessCluster::StartDaemon(const std::string& name) {
     args.push_back(absl::StrCat("--scheduler=127.0.0.1:", port("scheduler")));
   }
   args.push_back(role == "worker" ? "--threads=1" : absl::StrCat("--checkpoint_root=", folder_, "/checkpoints"));
+  if (const auto host = hosts_.find(name); host != hosts_.end()) args.push_back("--host_id=" + host->second);
   std::error_code ignored;
   fs::remove(port_file, ignored);
   ASSIGN_OR_RETURN(daemons_[name], Program::Start("sluice-" + role, args, absl::StrCat(folder_, "/", name, ".log")));

@@ -48,8 +48,9 @@ std::vector<std::string> ProcessesNaming(const std::string& text);
 // A scheduler, servers and workers called "scheduler", "server-0", ..., "worker-0", ... One thread uses it.
 class ProcessCluster {
  public:
-  // Starts all of them in `folder`, which outlives them.
-  static absl::StatusOr<std::unique_ptr<ProcessCluster>> Start(const std::string& folder, int servers, int workers);
+  // Starts all of them in `folder`, which outlives them. `hosts`: which host a daemon is to think it is on, by name.
+  static absl::StatusOr<std::unique_ptr<ProcessCluster>> Start(const std::string& folder, int servers, int workers,
+                                                               const std::map<std::string, std::string>& hosts = {});
 
   // A new life of this name; the scheduler keeps its port. Returns once it listens.
   absl::Status StartDaemon(const std::string& name);
@@ -70,10 +71,11 @@ class ProcessCluster {
   absl::StatusOr<v1::GetClusterResponse> Nodes() const;
 
  private:
-  explicit ProcessCluster(std::string folder);
+  ProcessCluster(std::string folder, std::map<std::string, std::string> hosts);
   SchedulerClient MakeClient(Interrupt* interrupt) const;
 
   const std::string folder_, state_folder_;
+  const std::map<std::string, std::string> hosts_;
   std::map<std::string, int> ports_;
   std::map<std::string, Program> daemons_;
 };

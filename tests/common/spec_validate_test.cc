@@ -55,6 +55,7 @@ TEST(SpecValidateTest, EveryRuleIsCheckedByName) {
       {"model.mlp={inputs: 10, classes: 2, hidden: [4, 0]}", "model.mlp.hidden[1]: found 0, allowed 1 to 4294967296"},
       {"model.mlp={inputs: 10, classes: 2}", "data: found text, which feeds the model gpt2, beside model.mlp"},
       {"data={}", "data: found no source, expected one of text, tokens, rows, idx"},
+      {"transfer={host_sum: ON, push: {bf16: {}}}", "transfer.host_sum: found ON with transfer.push bf16"},
       {"transfer.push.top_k={density: 0}", "transfer.push.top_k.density: found 0, allowed more than 0 to 1"},
       {"transfer.push.top_k={density: 1.5}", "transfer.push.top_k.density: found 1.5"},
       {"transfer.push.top_k={density: 0.1, warmup_rounds: 2001}",

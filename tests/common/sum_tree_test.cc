@@ -227,6 +227,62 @@ TEST(SumTree, NamesWhoSentNonFiniteValues) {
   }
 }
 
+// Subtrees that were summed elsewhere, with the same code: the same bits, in any order, and the same names.
+TEST(SumTree, SubtreesAsOneContribution) {
+  const uint32_t seed = std::random_device{}();
+  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  std::mt19937 rng(seed);
+  for (int run = 0; run < 600; ++run) {
+    const uint32_t n = 1 + rng() % 20;
+    auto all = Contributions(n, &rng);
+    for (auto& c : all) {
+      if (rng() % 4 == 0) c.clear();
+    }
+    const bool bad = rng() % 3 == 0;
+    const uint32_t who = rng() % n;
+    if (bad) {
+      if (all[who].empty()) all[who].resize(kElements);
+      all[who][7] = std::numeric_limits<float>::quiet_NaN();
+    }
+    const std::vector<float> want = Reference(all);
+    std::vector<std::pair<uint32_t, Payload>> pieces;
+    std::vector<SubtreeSum> of(n);
+    for (uint32_t first = 0; first < n;) {
+      uint32_t count = 1;
+      while (first % (2 * count) == 0 && rng() % 2 == 0) count *= 2;
+      count = std::min(count, n - first);
+      SumTree part(kElements, BufferPool::Make());
+      part.Reset(count);
+      for (uint32_t i = 0; i < count; ++i) part.Add(i, all[first + i].empty() ? Payload() : Cut(all[first + i], &rng));
+      of[first].contributors = count;
+      for (const uint32_t member : part.found_nonfinite()) of[first].nonfinite.push_back(first + member);
+      if (part.absent()) {
+        pieces.emplace_back(first, Payload());
+      } else {
+        const std::shared_ptr<float[]> sum = part.ToBuffer();
+        pieces.emplace_back(first, Cut(std::vector<float>(sum.get(), sum.get() + kElements), &rng));
+      }
+      for (uint32_t i = 1; i < count; ++i) pieces.emplace_back(first + i, Payload());
+      first += count;
+    }
+    std::shuffle(pieces.begin(), pieces.end(), rng);
+    SumTree tree(kElements, BufferPool::Make());
+    tree.Reset(n);
+    for (auto& [at, payload] : pieces) tree.Add(at, std::move(payload), of[at]);
+    if (tree.absent()) {
+      EXPECT_TRUE(want.empty());
+      continue;
+    }
+    if (bad) {
+      // One that met no other within its subtree may have been taken for all of it.
+      EXPECT_THAT(tree.nonfinite(), ::testing::Contains(who));
+    } else {
+      ExpectSameBits(Result(tree), want);
+      EXPECT_THAT(tree.found_nonfinite(), ::testing::IsEmpty());
+    }
+  }
+}
+
 TEST(SumTree, OverflowOfFiniteValuesIsEverybodys) {
   std::mt19937 rng(3);
   const std::vector<float> huge(kElements, 3e38f);

@@ -45,6 +45,8 @@ class CoreFixture : public SchedulerActions {
     SessionId session = 0;  // 0: not connected
     std::string profile = "avx2/1";
     uint64_t memory_limit = 0;
+    std::string host = "host";
+    bool sums_on_host = false;
     std::vector<v1::SchedulerMessage> inbox;  // since the last Clear
     std::map<std::string, v1::Plan> plans;    // newest of each job
     absl::Status closed;                      // by the scheduler
@@ -90,7 +92,8 @@ class CoreFixture : public SchedulerActions {
     reg.set_protocol_version(version);
     reg.set_role(node.role);
     *reg.mutable_node() = Id(name);
-    reg.set_host_id("host");
+    reg.set_host_id(node.host);
+    reg.set_sums_on_host(node.sums_on_host);
     reg.set_address(name + ":1");
     reg.set_numeric_profile(node.profile);
     reg.set_memory_limit(node.memory_limit);

@@ -64,6 +64,35 @@ TEST(PlaceRanks, TensorRanksOfAReplicaAreNeighboursOnOneHost) {
   EXPECT_EQ((*ranks)[2].data(), 1u);
 }
 
+std::string HostsOf(const std::vector<std::string>& hosts) {
+  std::vector<WorkerSlot> idle;
+  for (size_t i = 0; i < hosts.size(); ++i) {
+    idle.push_back(Worker("w" + std::to_string(i), hosts[i]));
+    idle.back().sums_on_host = true;
+  }
+  const auto ranks = PlaceRanks(Mesh(static_cast<uint32_t>(hosts.size())), idle);
+  std::string placed;
+  for (const v1::Rank& rank : *ranks) placed += rank.host_id();
+  return placed;
+}
+
+TEST(PlaceRanks, NeighboursOnOneHostInLargeAlignedGroups) {
+  EXPECT_EQ(HostsOf({"a", "b", "a", "b"}), "aabb");
+  EXPECT_EQ(HostsOf({"a", "b", "b"}), "bba");
+  EXPECT_EQ(HostsOf({"a", "a", "a", "b", "b"}), "bbaaa");
+  EXPECT_EQ(HostsOf({"a", "a", "a", "a", "a", "a", "b", "b", "b", "b"}), "bbbbaaaaaa");
+  EXPECT_EQ(HostsOf({"a", "a", "a", "b", "c"}), "aaabc");
+}
+
+TEST(PlaceRanks, AWorkerThatSharesNothingHasNoHost) {
+  std::vector<WorkerSlot> idle = {Worker("w0"), Worker("w1")};
+  idle[1].sums_on_host = true;
+  const auto ranks = PlaceRanks(Mesh(2), idle);
+  ASSERT_TRUE(ranks.ok());
+  EXPECT_EQ((*ranks)[0].host_id(), "");
+  EXPECT_EQ((*ranks)[1].host_id(), "a");
+}
+
 TEST(PlaceRanks, RandomMeshes) {
   for (uint64_t seed = 0; seed < 2000; ++seed) {
     SCOPED_TRACE(seed);

@@ -165,7 +165,7 @@ absl::Status CoreRig::Hello(uint32_t server, uint64_t generation, uint32_t contr
 }
 
 absl::Status CoreRig::Push(uint32_t server, uint64_t generation, uint64_t round, uint32_t contributor, uint64_t chunk,
-                           double value, double count) {
+                           double value, double count, uint32_t contributors) {
   if (!open_.contains({server, Stream(generation, contributor)})) {
     RETURN_IF_ERROR(Hello(server, generation, contributor));
   }
@@ -175,6 +175,7 @@ absl::Status CoreRig::Push(uint32_t server, uint64_t generation, uint64_t round,
   header.set_round(round);
   header.set_contributor(contributor);
   header.set_count(count);
+  header.set_contributors(contributors);
   const auto& layout = core(server).layout();
   header.set_elements(layout == nullptr ? 2 : layout->table().range(chunk).size());
   return core(server).OnPush(Stream(generation, contributor), header, std::make_shared<NumberContribution>(value),

@@ -52,7 +52,7 @@ class CoreRig {
 
   // Stream `contributor + 100 * generation`, opened on first use; the status of whichever call failed.
   absl::Status Push(uint32_t server, uint64_t generation, uint64_t round, uint32_t contributor, uint64_t chunk,
-                    double value, double count = 2);
+                    double value, double count = 2, uint32_t contributors = 0);
   // Async: of the lease [position, position + positions), computed from version `base`.
   absl::Status Contribute(uint32_t server, uint64_t generation, uint32_t contributor, uint64_t chunk, uint64_t position,
                           uint64_t positions, uint64_t base, double value = 1, double count = 1, float scale = 0);

@@ -29,11 +29,13 @@ v1::Plan ServerTestPlan::Proto() const {
     *member->mutable_node() = ServerTestNode("server", k % servers);
     member->set_address(member->node().name());
     member->set_since(timeline);
+    member->set_host_id(member->node().name());
   }
   for (uint32_t d = 0; d < replicas; ++d) {
     v1::Rank* rank = plan.add_ranks();
     rank->set_data(d);
     *rank->mutable_node() = ServerTestNode("worker", d);
+    if (d < hosts.size()) rank->set_host_id(hosts[d]);
   }
   plan.set_discipline(stream ? v1::Plan::STREAM : v1::Plan::VERDICT);
   v1::JobSpec* spec = plan.mutable_spec();

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "common/layout.h"
 
@@ -33,6 +34,7 @@ struct ServerTestPlan {
   std::optional<v1::Verdict> verdict = {};
   std::optional<v1::CheckpointRef> checkpoint = {};
   std::string init_path = {};
+  std::vector<std::string> hosts = {};  // of the ranks; servers are on others
 
   v1::Plan Proto() const;
   std::shared_ptr<const Layout> Make() const;

@@ -47,7 +47,7 @@ v1::Register SimServer::MakeRegister() const {
   r.set_protocol_version(kProtocolVersion);
   r.set_role(v1::SERVER);
   *r.mutable_node() = id_;
-  r.set_host_id(id_.name());
+  r.set_host_id(cluster_->config.HostOf(id_.name()));
   r.set_address(id_.name());
   if (core_.generation() > 0) {
     v1::JobGeneration* g = r.add_jobs();
@@ -147,16 +147,21 @@ void SimServer::AddContribution(uint64_t chunk, uint32_t contributor, uint32_t, 
   });
 }
 
+uint64_t SimServer::HashOf(const Data& data, uint32_t contributors) {
+  std::map<uint32_t, uint64_t> hashes;
+  for (const auto& [contributor, c] : data.sum) hashes[contributor] = c.hash;
+  return TreeHash(contributors, hashes);
+}
+
 void SimServer::DiscardSum(uint64_t chunk) {
   OnLane(chunk, [](Data* d) { d->sum.clear(); });
 }
 
 void SimServer::FinishSum(uint64_t chunk, uint64_t generation, uint64_t round) {
-  OnLane(chunk, [this, chunk, generation, round](Data* d) {
+  OnLane(chunk, [this, chunk, generation, round, contributors = core_.layout()->contributors()](Data* d) {
     SumResult result;
-    uint64_t hash = 11;
+    const uint64_t hash = HashOf(*d, contributors);
     for (const auto& [contributor, c] : d->sum) {
-      hash = Mix(hash, c.hash);
       if (c.finite) continue;
       result.finite = false;
       result.nonfinite_contributors.push_back(contributor);
@@ -175,21 +180,19 @@ void SimServer::FinishSum(uint64_t chunk, uint64_t generation, uint64_t round) {
 void SimServer::Apply(uint64_t chunk, const v1::Verdict& verdict, bool skip_nonfinite) {
   const uint64_t timeline = core_.layout()->plan().timeline();
   if (core_.layout()->plan().discipline() == v1::Plan::VERDICT) cluster_->SawVerdict(timeline, verdict);
-  OnLane(chunk, [this, chunk, verdict, skip_nonfinite, timeline](Data* d) {
-    uint64_t sum = 11;
-    bool finite = true;
-    for (const auto& [contributor, c] : d->sum) {
-      sum = Mix(sum, c.hash);
-      finite &= c.finite;
-    }
-    const bool skip = verdict.skip() || (skip_nonfinite && !finite);
-    d->previous = d->value;
-    d->has_previous = true;
-    if (!skip) d->value = Mix(d->value, sum, Bits(verdict.gradient_scale()));
-    ++d->version;
-    d->sum.clear();
-    cluster_->SawApply(id_, timeline, chunk, d->version, d->value);
-  });
+  OnLane(chunk,
+         [this, chunk, verdict, skip_nonfinite, timeline, contributors = core_.layout()->contributors()](Data* d) {
+           const uint64_t sum = HashOf(*d, contributors);
+           bool finite = true;
+           for (const auto& [contributor, c] : d->sum) finite &= c.finite;
+           const bool skip = verdict.skip() || (skip_nonfinite && !finite);
+           d->previous = d->value;
+           d->has_previous = true;
+           if (!skip) d->value = Mix(d->value, sum, Bits(verdict.gradient_scale()));
+           ++d->version;
+           d->sum.clear();
+           cluster_->SawApply(id_, timeline, chunk, d->version, d->value);
+         });
 }
 
 void SimServer::DropPrevious(uint64_t chunk) {

@@ -75,6 +75,7 @@ class SimServer : public ShardActions, public std::enable_shared_from_this<SimSe
   void CloseStream(StreamId stream, const absl::Status& status) override;
   void Acknowledge(StreamId stream, uint64_t bytes) override {}
 
+  static uint64_t HashOf(const Data& data, uint32_t contributors);
   // Runs on the chunk's lane: later, after everything posted for it before.
   void OnLane(uint64_t chunk, std::function<void(Data*)> work);
   void Handled(StreamId id, const absl::Status& status);

@@ -16,7 +16,8 @@ v1::Register SimWorker::MakeRegister() const {
   r.set_protocol_version(kProtocolVersion);
   r.set_role(v1::WORKER);
   *r.mutable_node() = id_;
-  r.set_host_id(id_.name());
+  r.set_host_id(cluster_->config.HostOf(id_.name()));
+  r.set_sums_on_host(true);
   r.set_address(id_.name());
   r.set_numeric_profile("sim");
   if (core_->generation() > 0 && core_->phase() != RoundCore::Phase::kEnded) {
@@ -78,6 +79,11 @@ void SimWorker::OpenStream(uint64_t generation, size_t index) {
     *hello.mutable_node() = self->id_;
     hello.set_contributor(self->core_->rank());
     hello.set_generation(generation);
+    if (self->servers_[index].leader) {
+      link->ToB([leader = node->as_worker, hello, link] { leader->AddMember(hello, link); });
+      self->core_->OnStreamUp(generation, index);
+      return;
+    }
     SimServer::CommitSink commit = [self, link](const v1::ChunkHeader& header, uint64_t value) {
       link->ToA([self, header, value, link] {
         absl::Status status = self->core_->OnCommit(header, std::make_shared<HashValue>(value));
@@ -95,6 +101,59 @@ void SimWorker::OpenStream(uint64_t generation, size_t index) {
     });
     self->core_->OnStreamUp(generation, index);
   });
+}
+
+// ------------------------------------------------------------------------------------------------------ host sums
+
+void SimWorker::AddMember(const v1::StreamHello& hello, const std::shared_ptr<Link>& link) {
+  if (hello.generation() < core_->generation() || core_->phase() == RoundCore::Phase::kEnded) {
+    return link->Break(/*graceful=*/true);
+  }
+  if (hello.node().name() == cluster_->config.shares_nothing) {
+    v1::NodeMessage message;
+    message.mutable_host_sum_failure()->set_job_id("sim-1");
+    message.mutable_host_sum_failure()->set_generation(hello.generation());
+    *message.mutable_host_sum_failure()->mutable_node() = hello.node();
+    SimNode& node = cluster_->nodes.at(id_.name());
+    if (node.session != nullptr && node.life == life_) cluster_->SendToScheduler(node, message);
+    return link->Break(/*graceful=*/true);
+  }
+  core_->OnMember(hello.contributor());
+}
+
+void SimWorker::OnContribution(const v1::ChunkHeader& header, const std::shared_ptr<SimWorker>& member) {
+  std::shared_ptr<Member> value;
+  if (header.elements() > 0) {
+    value = std::make_shared<Member>();
+    value->worker = member;
+    value->chunk = header.chunk();
+    value->rank = header.contributor();
+  }
+  const absl::Status status = core_->OnContribution(header, std::move(value));
+  if (!status.ok()) cluster_->Fail(absl::StrCat(id_.name(), ": ", status.ToString()));
+}
+
+void SimWorker::SumOnHost(HostSum sum) {
+  cluster_->world.After(absl::Milliseconds(cluster_->world.Random()), life_,
+                        [self = shared_from_this(), core = core_, sum = std::move(sum)] {
+                          std::map<uint32_t, uint64_t> hashes;
+                          if (sum.own) {
+                            if (self->gradient_round_ != sum.round) {
+                              self->cluster_->Fail(absl::StrCat(self->id_.name(), ": chunk ", sum.chunk,
+                                                                " was written before the host's sum read it"));
+                            }
+                            hashes[0] = self->GradientHash(sum.chunk, sum.span.first);
+                          }
+                          for (uint32_t i = 1; i < sum.span.count; ++i) {
+                            const auto* member = static_cast<const Member*>(sum.values[i].get());
+                            if (member != nullptr) hashes[i] = member->worker->GradientHash(sum.chunk, member->rank);
+                          }
+                          if (sum.generation == core->generation()) {
+                            self->made_[sum.chunk] = TreeHash(sum.span.count, hashes);
+                          }
+                          ++self->cluster_->result.host_sums;
+                          core->OnHostSum(sum.generation, sum.chunk, sum.round, {});
+                        });
 }
 
 void SimWorker::CloseStreams() {
@@ -124,12 +183,20 @@ void SimWorker::Ask(size_t index, const v1::LeaseRequest& request) {
 
 void SimWorker::Push(size_t index, const v1::ChunkHeader& header) {
   const Stream& s = streams_[index];
-  const uint64_t hash = Mix(gradient_hash_, header.chunk(), core_->rank());
-  const bool finite = cluster_->async() ? cluster_->LeaseFinite(header.position())
-                                        : !cluster_->config.nonfinite.contains({header.round(), core_->rank()});
-  auto send = [server = s.server->as_server, id = s.id, header, hash, finite] {
+  const uint64_t hash = header.contributors() > 1 ? made_[header.chunk()] : GradientHash(header.chunk(), core_->rank());
+  bool finite = !cluster_->async() || cluster_->LeaseFinite(header.position());
+  for (uint32_t i = 0; !cluster_->async() && i < std::max(1u, header.contributors()); ++i) {
+    const uint32_t rank = header.contributor() + i;
+    finite &= CountOf(header.round(), rank) == 0 || !cluster_->config.nonfinite.contains({header.round(), rank});
+  }
+  std::function<void()> send = [server = s.server->as_server, id = s.id, header, hash, finite] {
     server->OnPush(id, header, hash, finite);
   };
+  if (servers_[index].leader) {
+    send = [leader = s.server->as_worker, link = s.link, header, self = shared_from_this()] {
+      if (link->open()) leader->OnContribution(header, self);
+    };
+  }
   s.link->ToB(send);
   if (cluster_->world.Chance(.1)) {  // a retry of something that had arrived after all
     cluster_->world.After(absl::Milliseconds(cluster_->world.Random() * 10), life_,
@@ -153,9 +220,13 @@ void SimWorker::Install(uint64_t generation, uint64_t chunk, uint64_t version,
 
 double SimWorker::Count(uint64_t round) const {
   if (cluster_->async()) return cluster_->LeaseCount(core_->lease().position());
+  return CountOf(round, core_->rank());
+}
+
+double SimWorker::CountOf(uint64_t round, uint32_t rank) const {
   // Ragged: some ranks have nothing in some rounds.
-  if (layout_->contributors() > 1 && Mix(round, core_->rank(), 5) % 7 == 0) return 0;
-  return 1 + static_cast<double>(Mix(round, core_->rank(), 6) % 5);
+  if (layout_->contributors() > 1 && Mix(round, rank, 5) % 7 == 0) return 0;
+  return 1 + static_cast<double>(Mix(round, rank, 6) % 5);
 }
 
 void SimWorker::StartCompute(uint64_t generation, uint64_t round) { Begin(generation, round, false); }
@@ -203,6 +274,7 @@ void SimWorker::Forward(const std::shared_ptr<Work>& work) {
                           if (!whole) return self->Forward(work);
                           if (!work->cancelled && !work->evaluation) {
                             self->gradient_hash_ = work->hash;
+                            self->gradient_round_ = work->round;
                             work->core->OnBatch(work->generation, work->round, self->Count(work->round));
                             if (self->Count(work->round) == 0) work->order.clear();
                           }

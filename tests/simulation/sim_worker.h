@@ -20,10 +20,20 @@ class SimWorker : public RoundActions, public std::enable_shared_from_this<SimWo
   v1::Register MakeRegister() const;
   std::string Describe() const { return core_->Describe(); }
 
+  // As host leader: a member's stream arrives, contributes.
+  void AddMember(const v1::StreamHello& hello, const std::shared_ptr<Link>& link);
+  void OnContribution(const v1::ChunkHeader& header, const std::shared_ptr<SimWorker>& member);
+
  private:
   struct HashValue : CommitValue {
     explicit HashValue(uint64_t h) : hash(h) {}
     uint64_t hash;
+  };
+  // The member's memory, read when the sum is made.
+  struct Member : MemberValue {
+    std::shared_ptr<SimWorker> worker;
+    uint64_t chunk = 0;
+    uint32_t rank = 0;
   };
   struct Stream {
     std::shared_ptr<Link> link;
@@ -49,6 +59,7 @@ class SimWorker : public RoundActions, public std::enable_shared_from_this<SimWo
   void Ask(size_t server, const v1::LeaseRequest& request) override;
   void Install(uint64_t generation, uint64_t chunk, uint64_t version,
                std::shared_ptr<const CommitValue> value) override;
+  void SumOnHost(HostSum sum) override;
   void AllInPlace(uint64_t version) override;
   void StartCompute(uint64_t generation, uint64_t round) override;
   void StartEvaluation(uint64_t generation, uint64_t version) override;
@@ -59,7 +70,8 @@ class SimWorker : public RoundActions, public std::enable_shared_from_this<SimWo
   void Forward(const std::shared_ptr<Work>& work);
   void Continue(const std::shared_ptr<Work>& work);
   double Count(uint64_t round) const;
-  uint64_t GradientHash(uint64_t round, uint64_t chunk) const;
+  double CountOf(uint64_t round, uint32_t rank) const;
+  uint64_t GradientHash(uint64_t chunk, uint32_t rank) const { return Mix(gradient_hash_, chunk, rank); }
 
   Cluster* const cluster_;
   const v1::NodeId id_;
@@ -72,6 +84,8 @@ class SimWorker : public RoundActions, public std::enable_shared_from_this<SimWo
   std::map<uint64_t, std::pair<uint64_t, uint64_t>> parameters_;  // chunk -> (version, hash): the one buffer
   std::shared_ptr<Work> work_;
   uint64_t gradient_hash_ = 0;  // of the last computed round: what pushes carry
+  uint64_t gradient_round_ = 0;
+  std::map<uint64_t, uint64_t> made_;  // host sums by chunk
 };
 
 }  // namespace sluice

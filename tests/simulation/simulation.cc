@@ -46,13 +46,38 @@ SimConfig SimConfig::Draw(uint64_t seed) {
   FillDefaults(&spec);
   c.faults = below(20) == 0 ? 0 : 1 + below(6);
   for (uint64_t i = below(3); i > 0; --i) c.nonfinite.insert({below(spec.train().rounds()), below(c.replicas)});
+  c.workers_per_host = 1 + Mix(seed, 91) % 5;
+  c.server_on_host = Mix(seed, 92) % 3 == 0;
+  if (Mix(seed, 93) % 8 == 0) c.shares_nothing = absl::StrCat("worker-", Mix(seed, 94) % c.replicas);
+  spec.mutable_transfer()->set_host_sum(Mix(seed, 95) % 3 == 0 ? v1::TransferSpec::ON : v1::TransferSpec::AUTO);
   return c;
+}
+
+std::string SimConfig::HostOf(const std::string& node) const {
+  const size_t number = node.rfind('-') + 1;
+  if (node.starts_with("worker-")) return absl::StrCat("host-", std::stoul(node.substr(number)) / workers_per_host);
+  return server_on_host && node == "server-0" ? "host-0" : node;
+}
+
+uint64_t TreeHash(uint32_t contributors, const std::map<uint32_t, uint64_t>& hashes) {
+  std::vector<std::optional<uint64_t>> level(contributors);
+  for (const auto& [contributor, hash] : hashes) level[contributor] = hash;
+  while (level.size() > 1) {
+    std::vector<std::optional<uint64_t>> next;
+    for (size_t i = 0; i < level.size(); i += 2) {
+      const std::optional<uint64_t> a = level[i], b = i + 1 < level.size() ? level[i + 1] : std::nullopt;
+      next.push_back(a && b ? Mix(*a, *b) : a ? a : b);
+    }
+    level.swap(next);
+  }
+  return level[0].value_or(11);
 }
 
 SimConfig SimConfig::DrawAsync(uint64_t seed) {
   SimConfig c = Draw(seed);
   v1::TrainSpec& train = *c.spec.mutable_train();
   train.set_mode(v1::TrainSpec::ASYNC);
+  c.spec.mutable_transfer()->set_host_sum(v1::TransferSpec::AUTO);
   train.set_nonfinite(v1::TrainSpec::SKIP_CHUNK);
   train.set_batch(static_cast<uint32_t>(1 + Mix(seed, 77) % 9));
   c.spec.mutable_optimizer()->set_clip_norm(Mix(seed, 78) % 3 == 0 ? .5 : 0);
@@ -432,7 +457,9 @@ SimResult RunSimulation(const SimConfig& config, const ProtocolRules& rules, con
 
 SimResult RunSeed(uint64_t seed, const ProtocolRules& rules, bool trace, bool async) {
   const SimConfig config = async ? SimConfig::DrawAsync(seed) : SimConfig::Draw(seed);
-  SimResult undisturbed = RunSimulation(config, ProtocolRules(), nullptr, false);
+  SimConfig alone = config;
+  alone.spec.mutable_transfer()->set_host_sum(v1::TransferSpec::OFF);
+  SimResult undisturbed = RunSimulation(alone, ProtocolRules(), nullptr, false);
   if (!undisturbed.failure.empty()) {
     undisturbed.failure = "undisturbed: " + undisturbed.failure;
     return undisturbed;

@@ -1,8 +1,8 @@
 // A whole cluster on simulated time: the real SchedulerCore, ShardCore and RoundCore with hashes as values.
 //
-// value(chunk, v+1) = H(value(chunk, v), contributions in order, verdict), and a contribution hashes every parameter
+// value(chunk, v+1) = H(value(chunk, v), tree of the contributions, verdict), and a contribution hashes every parameter
 // its rank used: one wrong version, one contribution counted twice or one wrong verdict anywhere changes the final
-// hashes. They must equal those of the undisturbed run of the same job.
+// hashes. They must equal those of the undisturbed run of the same job, in which every worker pushes for itself.
 #ifndef SLUICE_TESTS_SIMULATION_SIMULATION_H_
 #define SLUICE_TESTS_SIMULATION_SIMULATION_H_
 
@@ -32,16 +32,21 @@ struct SimConfig {
   v1::JobSpec spec;
   int faults = 0;
   std::set<std::pair<uint64_t, uint32_t>> nonfinite;  // (round, contributor)
+  uint32_t workers_per_host = 1;
+  bool server_on_host = false;  // server-0 runs where worker-0 does
+  std::string shares_nothing;   // a worker whose memory others cannot map, as they find out
 
   static SimConfig Draw(uint64_t seed);
   // The same cluster with train.mode async: `nonfinite` then names (round, 0: the round's first lease, 1: the others).
   static SimConfig DrawAsync(uint64_t seed);
+  std::string HostOf(const std::string& node) const;
 };
 
 struct SimResult {
   std::string failure;  // empty: fine
   uint64_t events = 0;
   int faults = 0, generations = 0, rewinds = 0;
+  int host_sums = 0;                                         // that were made
   std::map<std::pair<uint64_t, uint64_t>, uint64_t> values;  // (chunk, version) -> hash, of the last timeline's applies
 };
 
@@ -135,6 +140,9 @@ class Cluster {
 };
 
 uint64_t InitialValue(uint64_t chunk);
+
+// Of contributions by index, in the shape of the sum's tree; absent ones pass the other through. None: 11.
+uint64_t TreeHash(uint32_t contributors, const std::map<uint32_t, uint64_t>& hashes);
 
 }  // namespace sluice
 

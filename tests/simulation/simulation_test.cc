@@ -13,13 +13,15 @@ class Simulation : public testing::Test {
 };
 
 TEST_F(Simulation, SeedsPass) {
-  int rewinds = 0, generations = 0;
+  int rewinds = 0, generations = 0, host_sums = 0;
   for (uint64_t seed = 0; seed < 150; ++seed) {
     const SimResult r = RunSeed(seed, ProtocolRules(), false);
     EXPECT_EQ(r.failure, "") << "replay: simulate --seed " << seed << " --trace";
     rewinds += r.rewinds;
     generations += r.generations;
+    host_sums += r.host_sums;
   }
+  EXPECT_GT(host_sums, 1000);
   EXPECT_GT(rewinds, 5);
   EXPECT_GT(generations, 200);
 }

@@ -28,11 +28,14 @@ std::shared_ptr<const Layout> TestPlan::Make() const {
     *member->mutable_node() = TestNode("server", k % servers);
     member->set_address(member->node().name());
     member->set_since(timeline);
+    member->set_host_id(member->node().name());
   }
   for (uint32_t d = 0; d < replicas; ++d) {
     v1::Rank* rank = plan.add_ranks();
     rank->set_data(d);
     *rank->mutable_node() = TestNode("worker", d);
+    rank->set_address(rank->node().name());
+    if (d < hosts.size()) rank->set_host_id(hosts[d]);
   }
   plan.set_discipline(async ? v1::Plan::STREAM : v1::Plan::VERDICT);
   v1::JobSpec* spec = plan.mutable_spec();

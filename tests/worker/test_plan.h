@@ -4,6 +4,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "common/layout.h"
 
@@ -24,7 +26,8 @@ struct TestPlan {
   uint32_t microbatches = 1;
   bool async = false;
   double clip_norm = 0;
-  uint64_t hidden = 0;  // width of a hidden layer, if not 0: more parameters
+  uint64_t hidden = 0;                  // width of a hidden layer, if not 0: more parameters
+  std::vector<std::string> hosts = {};  // of the ranks; servers are on others
 
   // Ranks are worker-0, ... (incarnation 1).
   std::shared_ptr<const Layout> Make() const;
