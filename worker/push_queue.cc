@@ -37,6 +37,12 @@ absl::Status PushQueue::Acknowledge(uint64_t bytes) {
 bool PushQueue::Next(v1::ChunkFrame* control, std::vector<BorrowedBytes>* payload, bool more, bool described) {
   control->Clear();
   payload->clear();
+  if (waiting_.empty()) {
+    // The last frame left as one of several.
+    if (more || asked_ == sent_) return false;
+    asked_ = sent_;
+    return true;
+  }
   const size_t most = described ? std::max(frame_bytes_, kDescribedPayload) : frame_bytes_;
   if (described && more && waiting_bytes_ < most) return false;
   size_t bytes = 0;

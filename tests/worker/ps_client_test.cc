@@ -143,9 +143,23 @@ TEST_F(PushQueueTest, AsksForAcknowledgementsOfAQuarterOfTheWindowAndOfTheEnd) {
   EXPECT_THAT(asks(false), ElementsAre(true)) << "the last one";
   Add(5, 0);
   EXPECT_THAT(asks(true), ElementsAre(false));
-  EXPECT_THAT(asks(false), ElementsAre()) << "nothing waits";
+  EXPECT_THAT(asks(false), ElementsAre()) << "nothing waits, all that was sent has been asked for";
   for (uint64_t chunk = 6; chunk < 9; ++chunk) Add(chunk, 60);
   EXPECT_THAT(asks(false), ElementsAre(false, true)) << "two frames were let through and the window is full";
+}
+
+TEST_F(PushQueueTest, AsksWithAnEmptyFrameWhereTheLastOneDidNotKnowThatItWas) {
+  v1::ChunkFrame control;
+  std::vector<BorrowedBytes> payload;
+  Add(0, 10);
+  ASSERT_TRUE(queue_.Next(&control, &payload, /*more=*/true));
+  EXPECT_TRUE(control.ack_later());
+  EXPECT_FALSE(queue_.Next(&control, &payload, /*more=*/true));
+  ASSERT_TRUE(queue_.Next(&control, &payload, /*more=*/false));
+  EXPECT_EQ(control.header_size(), 0);
+  EXPECT_TRUE(payload.empty());
+  EXPECT_FALSE(control.ack_later());
+  EXPECT_FALSE(queue_.Next(&control, &payload, /*more=*/false)) << "once";
 }
 
 // Whatever is added in whatever pieces: where the window holds something back, an acknowledgement is on its way.
