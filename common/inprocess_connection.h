@@ -47,7 +47,7 @@ class Executor {
     for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { Loop(); });
   }
 
-  std::atomic<uint64_t> bytes_written{0};                      // of all messages
+  std::atomic<uint64_t> bytes_written{0};                            // of all messages
   std::array<std::atomic<uint64_t>, kPlanes> messages_written = {};  // by plane
 
   // Runs what is ready to its end, drops what waits for a time.

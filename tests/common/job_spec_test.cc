@@ -365,6 +365,7 @@ train:
   nonfinite: skip_round
   max_skipped_rounds: 10
   drop_slowest: 0
+  recompute: false
 optimizer:
   adamw:
     learning_rate: 1
@@ -388,6 +389,7 @@ transfer:
     f32: {}
   pull:
     f32: {}
+  host_sum: auto
 )");
   EXPECT_TRUE(ValidateJobSpec(spec).ok()) << ValidateJobSpec(spec);
   const std::string once = spec.SerializeAsString();
