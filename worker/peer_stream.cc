@@ -43,10 +43,10 @@ class PeerStream : public StreamHandler {
   absl::Status Handle(grpc::ByteBuffer message) {
     ASSIGN_OR_RETURN(const ParsedFrame frame, frames_.Parse(std::move(message)));
     if (job_ == nullptr) RETURN_IF_ERROR(Begin(frame.control));
-    if (frame.control.header_size() == 0) return absl::OkStatus();
-    RETURN_IF_ERROR(job_->OnContributions(hello_, frame));
+    if (frame.control.header_size() > 0) RETURN_IF_ERROR(job_->OnContributions(hello_, frame));
     taken_ += frame.payload.size();
-    if (frame.control.ack_later()) return absl::OkStatus();
+    // A frame without contributions asks for the acknowledgement of those before it.
+    if (frame.control.ack_later() || frame.control.has_hello()) return absl::OkStatus();
     v1::ChunkFrame ack;
     ack.mutable_ack()->set_bytes(taken_);
     stream_->Write(EncodeFrame(ack, {}));

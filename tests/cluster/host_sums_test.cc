@@ -165,6 +165,19 @@ TEST_F(HostSumsTest, ServersOfTheHostAreLeftOutUnlessItIsOn) {
   EXPECT_EQ(none.status.host_sums_size(), 0);
 }
 
+// More than a stream's window in every round: members get their acknowledgements.
+TEST_F(HostSumsTest, LargerThanAWindow) {
+  v1::JobSpec spec = Spec(3);
+  spec.mutable_model()->mutable_mlp()->set_hidden(0, 1500);
+  spec.mutable_model()->mutable_mlp()->set_hidden(1, 1000);
+  spec.mutable_parallel()->set_chunk_elements(65536);
+  spec.mutable_train()->set_rounds(6);
+  spec.mutable_train()->set_batch(3);
+  const ClusterOptions options = On({"a", "a", "a"});
+  EXPECT_EQ(Train(With(spec, v1::TransferSpec::AUTO), options).hash,
+            Train(With(spec, v1::TransferSpec::OFF), options).hash);
+}
+
 TEST_F(HostSumsTest, DeathsOfLeaderAndMemberChangeNoBit) {
   const std::vector<std::string> hosts = {"a", "a", "a", "b", "b"};
   v1::JobSpec spec = Spec(5);
