@@ -15,7 +15,7 @@
 namespace sluice {
 namespace {
 
-constexpr uint64_t kRounds = 300;
+constexpr uint64_t kRounds = 500;
 
 class HostSumsProcessesTest : public ::testing::Test {
  protected:
@@ -99,7 +99,7 @@ TEST_F(HostSumsProcessesTest, Kill9OfLeaderAndMemberChangesNoBit) {
     round += 60;
   }
   EXPECT_EQ(HashAtEnd(cluster, *job, &end), apart);
-  EXPECT_GE(end.recoveries(), 4u);
+  EXPECT_GE(end.recoveries(), 2u);  // progress is heard of ten times a second
   EXPECT_EQ(end.rewinds(), 0u);
   EXPECT_FALSE(end.has_exact_until_round());
   EXPECT_EQ(end.host_sums_size(), 1);
