@@ -230,10 +230,14 @@ class Generation:
         if stream is self.holder:
             for report in self.reports:
                 stream.outgoing.put(ps.ChunkFrame(report=report))
+        if self.gradient is not None:
+            self.push_chunks(stream, [i for i, chunk in enumerate(self.chunks)
+                                      if chunk.address == stream.address and not self.done[i]])
+
+    def push_chunks(self, stream, chunks):
         frame = ps.ChunkFrame()
-        for i, chunk in enumerate(self.chunks):
-            if self.gradient is None or chunk.address != stream.address or self.done[i]:
-                continue
+        for i in chunks:
+            chunk = self.chunks[i]
             part = self.gradient[chunk.offset:chunk.offset + chunk.elements]
             frame.header.add(chunk=i, generation=self.plan.generation, round=self.round, contributor=self.rank,
                              elements=chunk.elements, encoding=ps.F32, count=len(self.model.train[0]))
@@ -284,6 +288,9 @@ class Generation:
             elif event[0] not in self.streams.values():
                 pass  # of an older generation
             elif kind == "frame":
+                for name in event[1].later.again:  # the server had no room for it before
+                    if name.round == self.round and not self.done[name.chunk]:
+                        self.push_chunks(event[0], [name.chunk])
                 for header, part in self.split(event[1]):
                     if header.round == self.round + 1 and header.generation == self.plan.generation:
                         self.place(values, header.chunk, part)

@@ -25,10 +25,12 @@
 
 namespace sluice {
 
-// A pushed contribution as it came.
+// A pushed contribution as it came. `receipt` is let go of when the payload has been handed on, or dropped.
 struct PayloadContribution : Contribution {
-  explicit PayloadContribution(Payload p) : payload(std::move(p)) {}
-  Payload payload;
+  PayloadContribution(Payload p, uint64_t pinned, std::shared_ptr<const void> r = nullptr)
+      : Contribution(pinned), payload(std::move(p)), receipt(std::move(r)) {}
+  const Payload payload;
+  const std::shared_ptr<const void> receipt;
   SubtreeSum of;
 };
 

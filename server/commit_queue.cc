@@ -1,6 +1,7 @@
 #include "server/commit_queue.h"
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "common/frame.h"
@@ -8,9 +9,24 @@
 namespace sluice {
 namespace {
 
-constexpr int kMaxHeaders = 2048;  // of a frame: keeps its control part far below kMaxFrameControl
+constexpr int kMaxHeaders = 2048;           // of a frame: keeps its control part far below kMaxFrameControl
+constexpr size_t kControlParts = 64 << 10;  // what waits in a stream beside payload
 
 }  // namespace
+
+CommitQueue::CommitQueue(std::shared_ptr<ByteStream> stream, std::shared_ptr<const SharedFrames> frames,
+                         uint64_t generation, std::shared_ptr<StreamMemory> memory)
+    : stream_(std::move(stream)),
+      frames_(std::move(frames)),
+      generation_(generation),
+      memory_(memory != nullptr ? std::move(memory) : std::make_shared<StreamMemory>()) {
+  memory_->Join();
+}
+
+CommitQueue::~CommitQueue() {
+  memory_->Count(-static_cast<int64_t>(counted_));
+  memory_->Leave();
+}
 
 bool CommitQueue::Add(uint64_t chunk, uint64_t version, WireValue value) {
   v1::ChunkHeader header;
@@ -19,7 +35,7 @@ bool CommitQueue::Add(uint64_t chunk, uint64_t version, WireValue value) {
   return Add(std::move(header), std::move(value));
 }
 
-bool CommitQueue::Add(v1::ChunkHeader header, WireValue value) {
+bool CommitQueue::Add(v1::ChunkHeader header, WireValue value, std::shared_ptr<const void> receipt) {
   const uint64_t chunk = header.chunk(), version = header.round();
   header.set_generation(generation_);
   header.set_elements(value.elements);
@@ -32,7 +48,7 @@ bool CommitQueue::Add(v1::ChunkHeader header, WireValue value) {
       fell_behind_ = true;
     }
   }
-  return Insert({version, true, chunk}, {std::move(header), std::move(value.bytes)});
+  return Insert({version, true, chunk}, {std::move(header), std::move(value.bytes), nullptr, std::move(receipt)});
 }
 
 bool CommitQueue::AddLater(v1::ChunkHeader header, std::function<WireValue()> make) {
@@ -66,13 +82,37 @@ void CommitQueue::OnWritten() {
 }
 
 void CommitQueue::Send(bool all) {
-  while (waiting_bytes_ >= frame_bytes_ || (all && !waiting_.empty())) {
-    if (stream_->queued_bytes() >= kCommitWindow) return;
-    SendFrame();
+  Count();
+  while (true) {
+    const size_t share = memory_->share(), most = described_ ? frame_bytes_ : std::min(kMaxFramePayload, share);
+    if (waiting_.empty() || (!all && waiting_bytes_ < most)) return;
+    // What is described does not wait in the stream.
+    const size_t queued = Count(), next = described_ ? 0 : NextFrame(most);
+    if (queued > 0 && (queued + next > share + kControlParts || !memory_->Fits(next))) return;
+    SendFrame(most);
+    Count();
   }
 }
 
-void CommitQueue::SendFrame() {
+size_t CommitQueue::Count() {
+  const size_t queued = stream_->queued_bytes();
+  memory_->Count(static_cast<int64_t>(queued) - static_cast<int64_t>(std::exchange(counted_, queued)));
+  return queued;
+}
+
+// Payload of the frame that SendFrame would send.
+size_t CommitQueue::NextFrame(size_t most) const {
+  size_t bytes = 0;
+  int headers = 0;
+  for (auto next = waiting_.begin(); next != waiting_.end() && headers < kMaxHeaders; ++next, ++headers) {
+    const size_t size = next->second.bytes();
+    if (headers > 0 && bytes + size > most) break;
+    bytes += size;
+  }
+  return bytes;
+}
+
+void CommitQueue::SendFrame(size_t most) {
   v1::ChunkFrame frame;
   std::vector<BorrowedBytes> payload;
   size_t bytes = 0;
@@ -80,7 +120,7 @@ void CommitQueue::SendFrame() {
   for (; next != waiting_.end() && frame.header_size() < kMaxHeaders; ++next) {
     Waiting& waiting = next->second;
     const size_t size = waiting.bytes();
-    if (frame.header_size() > 0 && bytes + size > frame_bytes_) break;
+    if (frame.header_size() > 0 && bytes + size > most) break;
     if (waiting.make != nullptr) {
       WireValue value = waiting.make();
       waiting.header.set_elements(value.elements);
@@ -94,7 +134,8 @@ void CommitQueue::SendFrame() {
   stream_->Write(frames_->Encode(&frame, payload));
   waiting_.erase(waiting_.begin(), next);
   waiting_bytes_ -= bytes;
-  frame_bytes_ = frame.shared_size() > 0 ? std::min(2 * frame_bytes_, kMostDescribed) : kMaxFramePayload;
+  described_ = frame.shared_size() > 0;
+  frame_bytes_ = described_ ? std::min(2 * frame_bytes_, kMostDescribed) : kMaxFramePayload;
 }
 
 }  // namespace sluice

@@ -8,6 +8,7 @@
 #include "common/daemon.h"
 #include "common/grpc_transport.h"
 #include "common/log.h"
+#include "common/machine_memory.h"
 #include "common/node_identity.h"
 #include "common/rpc.h"
 #include "common/status_macros.h"
@@ -17,6 +18,12 @@
 
 namespace sluice {
 namespace {
+
+// A flag in bytes; 0: an eighth of the memory that this process may have.
+uint64_t BytesOrShare(const Args& args, const std::string& flag) {
+  const uint64_t given = static_cast<uint64_t>(args.Integer(flag, 0));
+  return given > 0 ? given : std::max<uint64_t>(MemoryOfMachine() / 8, 64 << 20);
+}
 
 absl::Status Run(const Args& args) {
   ServerOptions options;
@@ -38,6 +45,8 @@ absl::Status Run(const Args& args) {
   options.checkpoint_root = args.String("checkpoint_root", "checkpoints");
   options.data_root = args.String("data_root");
   options.memory_limit = static_cast<uint64_t>(args.Integer("memory_limit", 0));
+  options.hold_memory = BytesOrShare(args, "hold_memory");
+  options.stream_memory = BytesOrShare(args, "stream_memory");
   options.lanes = static_cast<int>(args.Integer("lanes", 0)) > 0
                       ? static_cast<int>(args.Integer("lanes", 0))
                       : std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / 2);
@@ -67,6 +76,12 @@ int ServerMain(int argc, char** argv) {
        {"data_root", FlagKind::kString, "DIR",
         "folder under which init.path of specs is looked for; default: paths as they are"},
        {"memory_limit", FlagKind::kInteger, "BYTES", "what jobs may take on this server; 0 (default): not limited"},
+       {"hold_memory", FlagKind::kInteger, "BYTES",
+        "what gradients may take that wait for other workers' to be added to; those that find no room stay with their "
+        "workers and are asked for later; 0 (default): an eighth of the machine's memory"},
+       {"stream_memory", FlagKind::kInteger, "BYTES",
+        "what all data streams may buffer together: parameters that slow workers have not read yet and gradients that "
+        "were received and not yet handed on; 0 (default): an eighth of the machine's memory"},
        {"lanes", FlagKind::kInteger, "N", "threads that add and apply; 0 (default): half the cores", 0, false, 0, 4096},
        {"shared_memory", FlagKind::kBool, "",
         "leave payloads to and from workers of this host and user in shared memory; default: true"},

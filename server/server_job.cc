@@ -10,45 +10,12 @@
 #include "common/log.h"
 #include "common/status_macros.h"
 #include "common/version.h"
-#include "common/wire_format.h"
 
 namespace sluice {
 namespace {
 
 constexpr absl::Duration kFirstLinkDelay = absl::Milliseconds(20), kLastLinkDelay = absl::Seconds(1);
 constexpr absl::Duration kAccuseAfter = absl::Seconds(1);
-
-// A stream in which more waits is one whose client does not read just now.
-constexpr size_t kUnread = 64 << 10;
-// Frames that such a client may push, beside some for each chunk: a worker reads a whole round before the next one.
-constexpr uint64_t kMaxUnreadFrames = 4096, kMaxUnreadFramesPerChunk = 8;
-
-// The chunks of a frame apart. What TOP_K says of places is checked here, on the stream's thread: the lanes believe it.
-absl::StatusOr<std::vector<Payload>> SplitPayload(const ParsedFrame& frame) {
-  ASSIGN_OR_RETURN(const std::vector<size_t> lengths, ChunkLengths(frame));
-  std::vector<Payload> payloads;
-  payloads.reserve(lengths.size());
-  size_t offset = 0;
-  for (size_t i = 0; i < lengths.size(); ++i) {
-    Payload& payload = payloads.emplace_back(frame.payload.Sub(offset, lengths[i]));
-    offset += lengths[i];
-    const v1::ChunkHeader& header = frame.control.header(static_cast<int>(i));
-    if (header.encoding() != v1::TOP_K || header.elements() == 0) continue;
-    // Small, and then it pins no read buffers of the transport.
-    grpc::Slice slice(lengths[i]);
-    payload.CopyTo(const_cast<uint8_t*>(slice.begin()));
-    payload = Payload({std::move(slice)});
-    // Once more: shared memory may have changed since.
-    const absl::StatusOr<size_t> length = LengthInPayload(v1::TOP_K, header.elements(), payload, 0);
-    absl::Status status = length.status();
-    if (status.ok() && *length != lengths[i]) status = absl::InvalidArgumentError("its counts have changed");
-    if (status.ok()) status = CheckTopK(payload.contiguous(), header.elements());
-    if (!status.ok()) {
-      return absl::InvalidArgumentError(absl::StrCat("chunk ", header.chunk(), ": ", status.message()));
-    }
-  }
-  return payloads;
-}
 
 }  // namespace
 
@@ -77,7 +44,7 @@ class ServerJob::HolderLink : public StreamHandler {
 };
 
 ServerJob::ServerJob(ServerJobOptions options)
-    : options_(std::move(options)), core_(options_.job_id, options_.self, options_.rules, this) {}
+    : options_(std::move(options)), core_(options_.job_id, options_.self, options_.rules, this, options_.hold) {}
 
 ServerJob::~ServerJob() = default;
 
@@ -106,7 +73,6 @@ void ServerJob::OnPlan(std::shared_ptr<const Layout> layout) {
   core_.SetTime(options_.clock->Now());
   core_.OnPlan(std::move(layout), source_ != nullptr ? source_->Cuts() : std::vector<v1::ChunkCut>());
   for (auto& [id, stream] : streams_) {
-    SendAck(&stream);  // what was parked
     OfferMemory(&stream);
     if (!stream.hello.residuals() && stream.hello.generation() == core_.generation()) {
       ResidualsAbsent(stream.hello.contributor());
@@ -115,7 +81,7 @@ void ServerJob::OnPlan(std::shared_ptr<const Layout> layout) {
   ResidualsLost();
   link_delay_ = absl::ZeroDuration();
   OpenHolderLink();
-  version_changed_.SignalAll();
+  AfterEvent();
   plan_changed_.SignalAll();
 }
 
@@ -144,14 +110,15 @@ void ServerJob::End() {
   if (std::exchange(ended_, true)) return;
   for (auto& [id, stream] : streams_) stream.stream->Close(absl::OkStatus());
   streams_.clear();
+  core_.OnEnd();
   for (auto& [node, stream] : peers_) stream->Close(absl::OkStatus());
   peers_.clear();
   if (holder_link_ != nullptr && holder_link_->stream != nullptr) holder_link_->stream->Close(absl::OkStatus());
   holder_link_ = nullptr;
   snapshots_.clear();
+  AfterEvent();
   store_ = nullptr;
   source_ = nullptr;
-  version_changed_.SignalAll();
   plan_changed_.SignalAll();
   options_.background->Post(0, [] { malloc_trim(0); });
 }
@@ -167,105 +134,7 @@ void ServerJob::Problem(const absl::Status& status, uint64_t generation) {
   options_.to_scheduler(message);
 }
 
-// ------------------------------------------------------------------------------------------------------ streams
-
-absl::StatusOr<std::shared_ptr<CommitQueue>> ServerJob::AddStream(StreamId id, std::shared_ptr<ByteStream> stream,
-                                                                  std::shared_ptr<SharedFrames> frames,
-                                                                  const v1::StreamHello& hello) {
-  absl::MutexLock lock(&mutex_);
-  if (ended_) return absl::NotFoundError(absl::StrCat("job ", options_.job_id, " has ended"));
-  WorkerStream& s = streams_[id];
-  auto queue = std::make_shared<CommitQueue>(stream, frames, hello.generation());
-  s.queue = queue;
-  s.frames = std::move(frames);
-  s.stream = std::move(stream);
-  s.who = absl::StrCat(hello.node().name(), " contributor ", hello.contributor());
-  s.hello = hello;
-  absl::Status status = core_.OnHello(id, hello);
-  if (status.ok()) {
-    for (const uint64_t version : core_.ordered()) AnnounceCheckpoint(s, version);
-    if (!hello.residuals() && core_.generation() == hello.generation()) ResidualsAbsent(hello.contributor());
-    // Where the generation is not here yet, its plan brings the offer.
-    if (core_.generation() == hello.generation()) OfferMemory(&s);
-    return queue;
-  }
-  streams_.erase(id);
-  return status;
-}
-
-absl::Status ServerJob::OnFrame(StreamId id, ParsedFrame frame) {
-  // Nothing of a frame whose lengths do not add up is counted: its bytes may stand at other places than they should.
-  ASSIGN_OR_RETURN(std::vector<Payload> payloads, SplitPayload(frame));
-  absl::MutexLock lock(&mutex_);
-  if (!streams_.contains(id)) return absl::CancelledError("the stream has been closed");
-  core_.SetTime(options_.clock->Now());
-  if (frame.control.has_report()) RETURN_IF_ERROR(core_.OnReport(id, frame.control.report()));
-  if (frame.control.has_lease_request()) RETURN_IF_ERROR(core_.OnLeaseRequest(id, frame.control.lease_request()));
-  if (frame.control.has_subscribe()) RETURN_IF_ERROR(core_.OnSubscribe(id, frame.control.subscribe()));
-  for (int i = 0; i < frame.control.header_size(); ++i) {
-    Payload& payload = payloads[static_cast<size_t>(i)];
-    const uint64_t bytes = payload.size();
-    const v1::ChunkHeader& header = frame.control.header(i);
-    if (header.residual()) {
-      RETURN_IF_ERROR(OnResidual(id, header, std::move(payload)));
-      continue;
-    }
-    std::shared_ptr<PayloadContribution> value;
-    if (bytes > 0) value = std::make_shared<PayloadContribution>(std::move(payload));
-    if (value != nullptr && header.contributors() > 1) {  // who it names is checked by the core
-      value->of = {header.contributors(),
-                   {header.nonfinite_contributors().begin(), header.nonfinite_contributors().end()}};
-    }
-    RETURN_IF_ERROR(core_.OnPush(id, header, std::move(value), bytes));
-  }
-  const auto it = streams_.find(id);
-  if (it == streams_.end()) return absl::OkStatus();
-  RETURN_IF_ERROR(CheckUnread(&it->second));
-  if (!frame.control.ack_later()) SendAck(&it->second);
-  return absl::OkStatus();
-}
-
-void ServerJob::OfferMemory(WorkerStream* stream) {
-  if (stream->offered || !stream->frames->offered() || store_ == nullptr || store_->region() == nullptr) return;
-  stream->offered = true;
-  v1::ChunkFrame offer;
-  stream->frames->Offer(store_->region(), &offer);
-  stream->stream->Write(EncodeFrame(offer, {}));
-}
-
-absl::Status ServerJob::CheckUnread(WorkerStream* stream) {
-  const uint64_t chunks = core_.layout() == nullptr ? 0 : core_.layout()->table().chunks();
-  const size_t waiting = stream->stream->queued_bytes();
-  stream->unread_frames = waiting < kUnread ? 0 : stream->unread_frames + 1;
-  if (stream->unread_frames > kMaxUnreadFrames + kMaxUnreadFramesPerChunk * chunks) {
-    return absl::ResourceExhaustedError(absl::StrCat("job ", options_.job_id, ": ", stream->unread_frames,
-                                                     " frames came while ", waiting,
-                                                     " bytes wait that the client does not read"));
-  }
-  return absl::OkStatus();
-}
-
-void ServerJob::SendAck(WorkerStream* stream) {
-  if (!std::exchange(stream->ack_due, false)) return;
-  v1::ChunkFrame ack;
-  ack.mutable_ack()->set_bytes(stream->taken);
-  stream->stream->Write(EncodeFrame(ack, {}));
-}
-
-void ServerJob::CloseUnread(StreamId id) {
-  absl::MutexLock lock(&mutex_);
-  if (!streams_.contains(id)) return;
-  CloseStream(id,
-              absl::ResourceExhaustedError(absl::StrCat("job ", options_.job_id, ": the client subscribed and does ",
-                                                        "not read: it is two versions behind")));
-  core_.OnStreamClosed(id);
-}
-
-void ServerJob::RemoveStream(StreamId id) {
-  absl::MutexLock lock(&mutex_);
-  streams_.erase(id);
-  if (!ended_) core_.OnStreamClosed(id);
-}
+// ------------------------------------------------------------------------------------------------------ servers
 
 void ServerJob::AddPeer(const v1::NodeId& node, std::shared_ptr<ByteStream> stream) {
   absl::MutexLock lock(&mutex_);
@@ -295,6 +164,7 @@ void ServerJob::OnShardMessage(const v1::ShardMessage& message, const v1::NodeId
       LOG_WARN("job {}: a verdict from {}, which is not the verdict holder; dropped", options_.job_id, from.name());
     }
   }
+  AfterEvent();
 }
 
 void ServerJob::OpenHolderLink() {
@@ -387,8 +257,8 @@ void ServerJob::AddContribution(uint64_t chunk, uint32_t contributor, uint32_t c
       payload = static_cast<const PayloadContribution*>(value.get())->payload;
       of = static_cast<const PayloadContribution*>(value.get())->of;
     }
-    value.reset();
     store->Add(chunk, contributor, contributors, std::move(payload), of);
+    value.reset();  // moves its sender's window
   });
 }
 
@@ -404,7 +274,9 @@ void ServerJob::FinishSum(uint64_t chunk, uint64_t generation, uint64_t round) {
     SumResult result = store->Finish(chunk, contributors);
     absl::MutexLock lock(&self->mutex_);
     self->core_.SetTime(self->options_.clock->Now());
-    if (!self->ended_) self->core_.OnSum(chunk, generation, round, result);
+    if (self->ended_) return;
+    self->core_.OnSum(chunk, generation, round, result);
+    self->AfterEvent();
   });
 }
 
@@ -412,7 +284,6 @@ void ServerJob::Apply(uint64_t chunk, const v1::Verdict& verdict, bool skip_nonf
   mutex_.AssertHeld();
   options_.lanes->Post(
       chunk, [store = store_, chunk, verdict, skip_nonfinite] { store->Apply(chunk, verdict, skip_nonfinite); });
-  version_changed_.SignalAll();
 }
 
 void ServerJob::DropPrevious(uint64_t chunk) {
@@ -453,29 +324,5 @@ void ServerJob::SendVerdict(const v1::NodeId& primary, const v1::VerdictNotice& 
 }
 
 void ServerJob::SendToScheduler(const v1::NodeMessage& message) { options_.to_scheduler(message); }
-
-void ServerJob::CloseStream(StreamId stream, const absl::Status& status) {
-  mutex_.AssertHeld();
-  auto it = streams_.find(stream);
-  if (it == streams_.end()) return;
-  if (!absl::IsAborted(status)) {  // a new generation is nobody's fault
-    LOG_WARN("stream of {}, job {}: {}", it->second.who, options_.job_id, status.ToString());
-  }
-  v1::ChunkFrame refusal;
-  refusal.mutable_refusal()->set_code(static_cast<int>(status.code()));
-  refusal.mutable_refusal()->set_message(std::string(status.message()));
-  refusal.mutable_refusal()->set_generation(core_.generation());
-  it->second.stream->Write(EncodeFrame(refusal, {}));
-  it->second.stream->Close(status);
-  streams_.erase(it);
-}
-
-void ServerJob::Acknowledge(StreamId stream, uint64_t bytes) {
-  mutex_.AssertHeld();
-  auto it = streams_.find(stream);
-  if (it == streams_.end()) return;
-  it->second.taken += bytes;
-  it->second.ack_due = true;
-}
 
 }  // namespace sluice

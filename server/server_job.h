@@ -8,6 +8,8 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -19,8 +21,15 @@
 #include "server/commit_queue.h"
 #include "server/lanes.h"
 #include "server/shard_core.h"
+#include "server/stream_memory.h"
 
 namespace sluice {
+
+// What Fetch came to.
+struct FetchedChunk {
+  uint64_t generation = 0, version = 0;
+  ChunkValue value;
+};
 
 struct ServerJobOptions {
   std::string job_id;
@@ -32,7 +41,9 @@ struct ServerJobOptions {
   Lanes* background = nullptr;  // lane 0: finishing snapshots, lane 1: reopening links
   Transport* transport = nullptr;
   Clock* clock = nullptr;
-  bool shared_memory = false;  // with workers of this host
+  bool shared_memory = false;            // with workers of this host
+  std::shared_ptr<HoldBudget> hold;      // null: no limit
+  std::shared_ptr<StreamMemory> memory;  // null: no limit
   std::function<void(const v1::NodeMessage&)> to_scheduler;
 };
 
@@ -66,27 +77,38 @@ class ServerJob : public std::enable_shared_from_this<ServerJob>, private ShardA
   // ---- pull and plan for stock clients
   std::shared_ptr<const Layout> layout() const;
   uint64_t generation() const;
-  // Version of one chunk that this server holds; the value is fetched on its lane. Waits for a version to come.
-  // Without a version: the newest. NOT_FOUND the job has ended, OUT_OF_RANGE a version that is gone, DEADLINE_EXCEEDED.
-  absl::StatusOr<std::pair<uint64_t, ChunkValue>> GetChunk(uint64_t chunk, std::optional<uint64_t> version,
-                                                           absl::Time deadline);
+  // One chunk that this server holds, at a version, once that has come; without a version: the newest. `done` is called
+  // once, on a lane, with none of the job's locks held. NOT_FOUND the job has ended, OUT_OF_RANGE a version that is
+  // gone, CANCELLED by CancelFetch. `who` names the fetch and has one at a time.
+  using FetchDone = std::function<void(absl::StatusOr<FetchedChunk>)>;
+  void Fetch(const void* who, uint64_t chunk, std::optional<uint64_t> version, FetchDone done);
+  // Of a fetch that still waits; any other goes on.
+  void CancelFetch(const void* who);
   std::vector<uint64_t> Chunks() const;
   size_t mapped_bytes() const;
+  uint64_t declines() const;                                                       // of contributions, so far
+  const std::shared_ptr<StreamMemory>& memory() const { return options_.memory; }  // may be null
   std::string Describe() const;
 
  private:
   struct Snapshot;
   class HolderLink;
+  class PushReceipts;
+  struct Waiting {
+    uint64_t chunk;
+    std::optional<uint64_t> version;
+    FetchDone done;
+  };
   struct WorkerStream {
     std::shared_ptr<ByteStream> stream;
+    std::shared_ptr<PushReceipts> receipts;
     std::shared_ptr<SharedFrames> frames;
     bool offered = false;  // the memory of store_
     std::shared_ptr<CommitQueue> queue;
     std::string who;  // for people
     v1::StreamHello hello;
-    uint64_t taken = 0;          // payload bytes
     uint64_t unread_frames = 0;  // that came since little enough waited to be read by the client
-    bool ack_due = false;
+    v1::Later later;             // to be said
   };
 
   // ShardActions; all called inside core_'s events, with mutex_ held.
@@ -109,16 +131,23 @@ class ServerJob : public std::enable_shared_from_this<ServerJob>, private ShardA
   void Answer(StreamId stream, const v1::ChunkHeader& answer) override;
   void SendLease(StreamId stream, const v1::Lease& lease) override;
   void CloseStream(StreamId stream, const absl::Status& status) override;
-  void Acknowledge(StreamId stream, uint64_t bytes) override;
+  void Decline(StreamId stream, uint64_t chunk, uint64_t round) override;
+  void AskAgain(StreamId stream, uint64_t chunk, uint64_t round) override;
 
+  absl::Status HandleFrame(StreamId id, const v1::ChunkFrame& control, std::vector<Payload> payloads,
+                           const std::shared_ptr<const void>& receipt) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   static void SendAnswer(Lanes* lanes, ChunkStore& store, const std::shared_ptr<CommitQueue>& queue,
-                         const v1::ChunkHeader& answer);
+                         const v1::ChunkHeader& answer, std::shared_ptr<const void> receipt = nullptr);
   void Problem(const absl::Status& status, uint64_t generation);
   void OpenHolderLink() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // RESOURCE_EXHAUSTED where the client pushes on and on without reading.
-  // RESOURCE_EXHAUSTED: the client sends and sends and does not read.
   absl::Status CheckUnread(WorkerStream* stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void SendAck(WorkerStream* stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  v1::Later* LaterOf(StreamId stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void SayLater() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // False: to wait for.
+  bool TryFetch(const Waiting& fetch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // After each event of the core that may have made a version or found room.
+  void AfterEvent() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CloseUnread(StreamId id);
   void OfferMemory(WorkerStream* stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void OnHolderLinkClosed(const HolderLink* link, const absl::Status& status);
@@ -129,15 +158,15 @@ class ServerJob : public std::enable_shared_from_this<ServerJob>, private ShardA
   std::shared_ptr<struct Snapshot> MakeSnapshot(uint32_t shard, uint64_t timeline, uint64_t version)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Residuals for checkpoints: server_job_snapshot.cc.
-  absl::Status OnResidual(StreamId id, const v1::ChunkHeader& header, Payload payload)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status OnResidual(StreamId id, const v1::ChunkHeader& header, Payload payload,
+                          std::shared_ptr<const void> receipt) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AnnounceCheckpoint(const WorkerStream& stream, uint64_t version) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The contributor keeps none: zeros in all open snapshots.
   void ResidualsAbsent(uint32_t contributor) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Snapshots that lack some, and will not get them as all contributors are past the version, fail.
   void ResidualsLost() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void SaveResidual(const std::shared_ptr<struct Snapshot>& snapshot, uint64_t chunk, uint32_t contributor,
-                    Payload values, StreamId stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+                    Payload values, std::shared_ptr<const void> receipt) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const ServerJobOptions options_;
 
@@ -148,13 +177,14 @@ class ServerJob : public std::enable_shared_from_this<ServerJob>, private ShardA
   std::shared_ptr<const ChunkSource> source_ ABSL_GUARDED_BY(mutex_);
   absl::Status source_status_ ABSL_GUARDED_BY(mutex_);
   std::map<StreamId, WorkerStream> streams_ ABSL_GUARDED_BY(mutex_);
+  std::set<StreamId> later_ ABSL_GUARDED_BY(mutex_);  // whose `later` says something
   std::map<std::pair<std::string, uint64_t>, std::shared_ptr<ByteStream>> peers_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<HolderLink> holder_link_ ABSL_GUARDED_BY(mutex_);
   absl::Duration link_delay_ ABSL_GUARDED_BY(mutex_) = absl::ZeroDuration();  // before the next opening
   absl::Time link_failing_since_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();
   std::map<std::pair<uint32_t, uint64_t>, std::shared_ptr<struct Snapshot>> snapshots_ ABSL_GUARDED_BY(mutex_);
   std::vector<v1::NodeMessage> snapshots_done_ ABSL_GUARDED_BY(mutex_);  // said again on every new session
-  absl::CondVar version_changed_;
+  std::map<const void*, Waiting> fetches_ ABSL_GUARDED_BY(mutex_);
   absl::CondVar plan_changed_;  // or the end
 };
 

@@ -17,15 +17,18 @@ void ServerJob::ApplyContribution(StreamId stream, const v1::ChunkHeader& answer
                                         answer = v1::ChunkHeader(answer), update, value = std::move(value)]() mutable {
     Payload payload;
     if (value != nullptr) payload = static_cast<const PayloadContribution*>(value.get())->payload;
-    value.reset();
     if (!store->ApplyContribution(answer.chunk(), update, payload)) {
       answer.set_nonfinite(true);
       LOG_WARN("job {} chunk {}: the contribution of positions [{}, {}) is not finite, the chunk keeps its value", id,
                answer.chunk(), answer.position(), answer.position() + answer.positions());
     }
-    SendAnswer(lanes, *store, queue, answer);
+    // Its sender's window moves when the answer leaves: what waits for a slow reader is what its window lets in.
+    std::shared_ptr<const void> receipt;
+    if (value != nullptr) receipt = static_cast<const PayloadContribution*>(value.get())->receipt;
+    payload = Payload();
+    value.reset();
+    SendAnswer(lanes, *store, queue, answer, std::move(receipt));
   });
-  version_changed_.SignalAll();
 }
 
 void ServerJob::Answer(StreamId stream, const v1::ChunkHeader& answer) {
@@ -39,10 +42,11 @@ void ServerJob::Answer(StreamId stream, const v1::ChunkHeader& answer) {
 
 // On the chunk's lane.
 void ServerJob::SendAnswer(Lanes* lanes, ChunkStore& store, const std::shared_ptr<CommitQueue>& queue,
-                           const v1::ChunkHeader& answer) {
+                           const v1::ChunkHeader& answer, std::shared_ptr<const void> receipt) {
   absl::StatusOr<WireValue> value = store.GetWire(answer.chunk(), answer.round());
   if (queue == nullptr || !value.ok()) return;  // could not be loaded: the job fails by the problem reported
-  if (queue->Add(answer, *std::move(value))) lanes->Post(answer.chunk(), [queue] { queue->Flush(); });
+  if (queue->Add(answer, *std::move(value), std::move(receipt)))
+    lanes->Post(answer.chunk(), [queue] { queue->Flush(); });
 }
 
 void ServerJob::SendLease(StreamId stream, const v1::Lease& lease) {

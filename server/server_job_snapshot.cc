@@ -152,40 +152,34 @@ void ServerJob::AnnounceCheckpoint(const WorkerStream& stream, uint64_t version)
   stream.stream->Write(EncodeFrame(notice, {}));
 }
 
-absl::Status ServerJob::OnResidual(StreamId id, const v1::ChunkHeader& header, Payload payload) {
+absl::Status ServerJob::OnResidual(StreamId id, const v1::ChunkHeader& header, Payload payload,
+                                   std::shared_ptr<const void> receipt) {
   ASSIGN_OR_RETURN(const bool present, core_.OnResidual(id, header, payload.size()));
   if (!present) return absl::OkStatus();
   const auto open = snapshots_.find({core_.layout()->table().shard(header.chunk()), header.round()});
   const auto place = std::make_pair(header.chunk(), header.contributor());
   if (open == snapshots_.end() || open->second->residuals_left == 0 || open->second->residuals.contains(place)) {
-    Acknowledge(id, payload.size());  // said again, of a checkpoint that is done already
-    return absl::OkStatus();
+    return absl::OkStatus();  // said again, of a checkpoint that is done already
   }
-  SaveResidual(open->second, header.chunk(), header.contributor(), std::move(payload), id);
+  SaveResidual(open->second, header.chunk(), header.contributor(), std::move(payload), std::move(receipt));
   return absl::OkStatus();
 }
 
 // The window of the stream moves when the values are in the file: no more than that of them waits for the disk.
 void ServerJob::SaveResidual(const std::shared_ptr<struct Snapshot>& snapshot, uint64_t chunk, uint32_t contributor,
-                             Payload values, StreamId stream) {
+                             Payload values, std::shared_ptr<const void> receipt) {
   snapshot->residuals.emplace(chunk, contributor);
   --snapshot->residuals_left;
   const Range range = core_.layout()->table().range(chunk);
-  options_.lanes->Post(chunk, [self = shared_from_this(), snapshot, chunk, contributor, range, stream,
-                               values = std::move(values)]() mutable {
+  options_.lanes->Post(chunk, [self = shared_from_this(), snapshot, chunk, contributor, range,
+                               values = std::move(values), receipt = std::move(receipt)]() mutable {
     std::vector<float> whole(range.size());
     if (values.size() > 0) values.CopyTo(whole.data());
-    const uint64_t bytes = values.size();
     values = Payload();
     const bool last = snapshot->Add(
         [&](ShardFileWriter* writer) { return writer->Write(ResidualSlot(contributor), range.begin, whole); });
     if (last) self->options_.background->Post(0, [self, snapshot] { self->FinishSnapshot(snapshot); });
-    if (bytes == 0) return;
-    absl::MutexLock lock(&self->mutex_);
-    const auto it = self->streams_.find(stream);
-    if (it == self->streams_.end()) return;
-    self->Acknowledge(stream, bytes);
-    self->SendAck(&it->second);
+    receipt.reset();
   });
 }
 
@@ -195,7 +189,7 @@ void ServerJob::ResidualsAbsent(uint32_t contributor) {
     if (snapshot->residuals_left == 0) continue;
     for (uint64_t chunk = snapshot->shard; chunk < table.chunks(); chunk += table.shards()) {
       if (snapshot->residuals.contains({chunk, contributor})) continue;
-      SaveResidual(snapshot, chunk, contributor, Payload(), 0);
+      SaveResidual(snapshot, chunk, contributor, Payload(), nullptr);
     }
   }
 }

@@ -221,7 +221,11 @@ std::unique_ptr<ServerNode> ServerNode::Start(const ServerOptions& options) {
 }
 
 ServerNode::ServerNode(const ServerOptions& options)
-    : options_(WithClock(options)), lanes_(options.lanes), background_(2) {}
+    : options_(WithClock(options)),
+      hold_(options.hold_memory == 0 ? nullptr : std::make_shared<HoldBudget>(options.hold_memory)),
+      memory_(options.stream_memory == 0 ? nullptr : std::make_shared<StreamMemory>(options.stream_memory)),
+      lanes_(options.lanes),
+      background_(2) {}
 
 ServerOptions ServerNode::WithClock(ServerOptions options) {
   if (options.clock == nullptr) options.clock = &real_clock_;
@@ -380,6 +384,8 @@ std::shared_ptr<ServerJob> ServerNode::FindOrMakeJob(const std::string& job_id, 
       .transport = options_.transport,
       .clock = options_.clock,
       .shared_memory = options_.shared_memory,
+      .hold = hold_,
+      .memory = memory_,
       .to_scheduler = [this](const v1::NodeMessage& message) { Send(message); },
   });
   jobs_[job_id] = job;

@@ -36,6 +36,10 @@ struct ServerOptions {
   absl::Duration hello_patience = absl::Seconds(10);  // of a stream that was opened and says nothing
   // Payloads between this server and workers of the same host and user stay in shared memory.
   bool shared_memory = true;
+  // What contributions of all jobs may pin while they wait for others, in bytes (hold_book.h); 0: not limited.
+  uint64_t hold_memory = 0;
+  // What the data streams of all jobs may buffer together, in bytes (stream_memory.h); 0: not limited.
+  uint64_t stream_memory = 0;
   ProtocolRules rules;
   Transport* transport = nullptr;  // outlives the node
   Clock* clock = nullptr;          // outlives the node; null: the real one
@@ -77,6 +81,8 @@ class ServerNode {
 
   RealClock real_clock_;
   const ServerOptions options_;
+  const std::shared_ptr<HoldBudget> hold_;      // null: not limited
+  const std::shared_ptr<StreamMemory> memory_;  // null: not limited
   Lanes lanes_, background_;
   std::atomic<StreamId> next_stream_{1};
 

@@ -10,14 +10,15 @@
 namespace sluice {
 
 class ParameterServiceImpl final
-    : public v1::ParameterService::WithRawCallbackMethod_Stream<v1::ParameterService::Service> {
+    : public v1::ParameterService::WithRawCallbackMethod_Stream<
+          v1::ParameterService::WithRawCallbackMethod_Pull<v1::ParameterService::Service>> {
  public:
   // Streams and calls may come before SetNode: they are answered UNAVAILABLE. The node outlives the gRPC server.
   void SetNode(ServerNode* node) { node_.store(node); }
 
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Stream(grpc::CallbackServerContext* context) override;
-  grpc::Status Pull(grpc::ServerContext* context, const v1::PullRequest* request,
-                    grpc::ServerWriter<v1::ChunkFrame>* writer) override;
+  grpc::ServerWriteReactor<grpc::ByteBuffer>* Pull(grpc::CallbackServerContext* context,
+                                                   const grpc::ByteBuffer* request) override;
   grpc::Status GetPlan(grpc::ServerContext* context, const v1::GetPlanRequest* request,
                        v1::GetPlanResponse* response) override;
 

@@ -16,8 +16,13 @@ double Sum(const std::vector<double>& counts) { return std::accumulate(counts.be
 
 }  // namespace
 
-ShardCore::ShardCore(std::string job_id, v1::NodeId self, const ProtocolRules& rules, ShardActions* actions)
-    : job_id_(std::move(job_id)), self_(std::move(self)), rules_(rules), actions_(actions) {}
+ShardCore::ShardCore(std::string job_id, v1::NodeId self, const ProtocolRules& rules, ShardActions* actions,
+                     std::shared_ptr<HoldBudget> hold)
+    : job_id_(std::move(job_id)),
+      self_(std::move(self)),
+      rules_(rules),
+      actions_(actions),
+      hold_(std::move(hold), rules) {}
 
 // ---------------------------------------------------------------------------------------------------- scheduler
 
@@ -29,6 +34,7 @@ void ShardCore::OnPlan(std::shared_ptr<const Layout> layout, const std::vector<v
   if (!Accepts(*layout)) return;
   const uint64_t old_timeline = layout_ ? layout_->plan().timeline() : 0;
   layout_ = std::move(layout);
+  hold_.Clear();
   // Streams of older generations end; workers open new ones.
   for (auto it = streams_.begin(); it != streams_.end();) {
     if (it->second.hello.generation() < generation()) {

@@ -30,6 +30,7 @@
 #include "common/layout.h"
 #include "common/position_set.h"
 #include "common/protocol_rules.h"
+#include "server/hold_book.h"
 #include "server/lease_book.h"
 #include "server/round_times.h"
 #include "server/verdict.h"
@@ -39,10 +40,13 @@
 
 namespace sluice {
 
-// What a contribution carries; the core never looks into it.
+// What a contribution carries; the core never looks into it. `pinned_bytes`: memory of the server that holding it
+// costs.
 class Contribution {
  public:
+  explicit Contribution(uint64_t pinned_bytes = 0) : pinned_bytes(pinned_bytes) {}
   virtual ~Contribution() = default;
+  const uint64_t pinned_bytes;
 };
 using ContributionRef = std::shared_ptr<const Contribution>;
 
@@ -53,8 +57,6 @@ struct SumResult {
   std::vector<std::pair<uint64_t, double>> blocks;  // whole norm blocks: index, sum of squares
   std::vector<v1::NormFragment> fragments;          // parts of blocks that the chunk's borders cut
 };
-
-using StreamId = uint64_t;
 
 // Async: how one contribution changes its chunk.
 struct ContributionUpdate {
@@ -107,14 +109,17 @@ class ShardActions {
   virtual void SendLease(StreamId stream, const v1::Lease& lease) = 0;
   // Ends a worker's stream: Refusal, then the status. The core knows it no more.
   virtual void CloseStream(StreamId stream, const absl::Status& status) = 0;
-  // A frame of `bytes` payload was taken off the stream.
-  virtual void Acknowledge(StreamId stream, uint64_t bytes) = 0;
+  // There is no room to hold the stream's contribution: dropped. Its worker is told when to push it again.
+  virtual void Decline(StreamId stream, uint64_t chunk, uint64_t round) = 0;
+  virtual void AskAgain(StreamId stream, uint64_t chunk, uint64_t round) = 0;
 };
 
 // Not thread-safe.
 class ShardCore {
  public:
-  ShardCore(std::string job_id, v1::NodeId self, const ProtocolRules& rules, ShardActions* actions);
+  // `hold`: what contributions may pin while they wait for a neighbour, shared with other jobs; null: no limit.
+  ShardCore(std::string job_id, v1::NodeId self, const ProtocolRules& rules, ShardActions* actions,
+            std::shared_ptr<HoldBudget> hold = nullptr);
 
   // The time of the events that follow, for `seconds` of round records. Without it they stay 0.
   void SetTime(absl::Time now) { now_ = now; }
@@ -143,6 +148,8 @@ class ShardCore {
   absl::Status OnReport(StreamId stream, const v1::RoundReport& report);
   absl::Status OnLeaseRequest(StreamId stream, const v1::LeaseRequest& request);
   void OnStreamClosed(StreamId stream);
+  // The job has ended; nothing may follow.
+  void OnEnd() { hold_.Clear(); }
 
   // ------------------------------------------------------------------ events: servers and lanes
   absl::Status OnNorm(const v1::NormReport& report, const v1::NodeId& from);
@@ -162,6 +169,7 @@ class ShardCore {
   const LeaseBook* book() const { return book_.get(); }
   bool has_previous(uint64_t chunk) const { return chunks_.at(chunk).has_previous; }
   const std::set<uint64_t>& ordered() const { return ordered_; }  // versions of checkpoints; some may be past
+  const HoldBook& hold() const { return hold_; }
   bool is_holder() const { return layout_ && SameNode(layout_->primary(0).node(), self_); }
   // "job kjv-1 generation 2: round 17: waits for shard 3 report of contributor 1".
   std::string Describe() const;
@@ -214,6 +222,8 @@ class ShardCore {
   absl::Status Replay(StreamId id);
   absl::Status CheckSpan(const v1::ChunkHeader& header) const;
   absl::Status CheckRound(const v1::ChunkHeader& header) const;
+  bool Hold(StreamId stream, const v1::ChunkHeader& header, const ContributionRef& value);
+  void AskAgain(const std::vector<HoldBook::Ask>& asks);
   absl::Status Replay(StreamId id, StreamMessage message);
   void MakeShards(uint64_t old_timeline, const std::vector<v1::ChunkCut>& cuts);
   // Rounds that the chunk has seen.
@@ -256,6 +266,7 @@ class ShardCore {
   std::map<uint32_t, Shard> shards_;
   std::map<uint64_t, Chunk> chunks_;
   std::map<StreamId, Stream> streams_;
+  HoldBook hold_;               // the open round's
   std::set<uint64_t> ordered_;  // versions of ordered checkpoints
   std::deque<std::pair<v1::NormReport, v1::NodeId>> parked_norms_;
 

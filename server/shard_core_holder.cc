@@ -250,6 +250,9 @@ std::string ShardCore::Describe() const {
     absl::StrAppend(&text, "; shard ", index, " at ", chunks_.at(shard.chunks[0]).version, ", ", shard.summed, "/",
                     shard.chunks.size(), " sums");
   }
+  if (hold_.declined() > 0) {
+    absl::StrAppend(&text, "; ", hold_.declined(), " contributions declined, ", hold_.bytes(), " bytes held");
+  }
   return text;
 }
 

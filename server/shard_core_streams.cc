@@ -5,6 +5,7 @@
 #include <variant>
 
 #include "absl/strings/str_cat.h"
+#include "common/log.h"
 #include "common/status_macros.h"
 #include "common/wire_format.h"
 #include "server/shard_core.h"
@@ -14,7 +15,7 @@ namespace {
 
 // Of a stream whose plan is not here yet; a worker pushes nothing before it has received parameters.
 constexpr size_t kMaxParkedMessages = 4096;
-constexpr uint64_t kMaxParkedBytes = 16 << 20;
+constexpr uint64_t kMaxParkedBytes = 4 << 20;
 
 }  // namespace
 
@@ -82,7 +83,6 @@ absl::Status ShardCore::OnPush(StreamId id, const v1::ChunkHeader& header, Contr
   if (stream->parked) return Park(stream, PushMessage{header, std::move(value), payload_bytes}, payload_bytes);
   if (Fenced()) return absl::OkStatus();  // nothing older than the fence is processed
   RETURN_IF_ERROR(CheckPush(*stream, header, payload_bytes));
-  actions_->Acknowledge(id, payload_bytes);
   if (async()) return OnContribution(id, header, std::move(value));
 
   Chunk& chunk = chunks_.at(header.chunk());
@@ -98,6 +98,7 @@ absl::Status ShardCore::OnPush(StreamId id, const v1::ChunkHeader& header, Contr
     slot = chunk.held_count;
     span = std::min(span, layout_->contributors() - slot);
   }
+  if (rules_.dedup && !Hold(id, header, value)) return absl::OkStatus();
   chunk.counts[slot] = header.count();
   // A host's sum stands for its first contributor; the others of its subtree are absent.
   for (uint32_t i = slot; i < slot + span; ++i, ++chunk.held_count) {
@@ -107,6 +108,35 @@ absl::Status ShardCore::OnPush(StreamId id, const v1::ChunkHeader& header, Contr
   }
   if (chunk.held_count == layout_->contributors()) ChunkComplete(header.chunk(), &chunk);
   return absl::OkStatus();
+}
+
+// Whether the contribution, which is missing, is taken.
+bool ShardCore::Hold(StreamId id, const v1::ChunkHeader& header, const ContributionRef& value) {
+  const HoldBook::Item item{.chunk = header.chunk(),
+                            .contributor = header.contributor(),
+                            .contributors = layout_->contributors(),
+                            .span = std::max(1u, header.contributors()),
+                            .empty = header.elements() == 0,
+                            .bytes = value == nullptr ? 0 : value->pinned_bytes,
+                            .sum_bytes = layout_->table().range(header.chunk()).size() * sizeof(float),
+                            .stream = id};
+  std::vector<HoldBook::Ask> asks;
+  const bool taken = hold_.Take(item, &asks);
+  if (!taken) {
+    if (hold_.declines() == 1) {
+      LOG_INFO(
+          "job {}: contributions that wait for others pin {} bytes, the most that --hold_memory allows; further "
+          "ones are declined and asked for again",
+          job_id_, hold_.bytes());
+    }
+    actions_->Decline(id, header.chunk(), header.round());
+  }
+  AskAgain(asks);
+  return taken;
+}
+
+void ShardCore::AskAgain(const std::vector<HoldBook::Ask>& asks) {
+  for (const HoldBook::Ask& ask : asks) actions_->AskAgain(ask.stream, ask.chunk, chunks_.at(ask.chunk).version);
 }
 
 absl::Status ShardCore::Park(Stream* stream, StreamMessage message, uint64_t payload_bytes) {
@@ -271,6 +301,9 @@ void ShardCore::OnStreamClosed(StreamId stream) {
   for (auto& [index, chunk] : chunks_) {
     std::erase_if(chunk.subscribers, [&](const Subscriber& s) { return s.stream == stream; });
   }
+  std::vector<HoldBook::Ask> asks;
+  hold_.OnStreamClosed(stream, &asks);
+  AskAgain(asks);
 }
 
 }  // namespace sluice

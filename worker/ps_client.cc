@@ -316,6 +316,7 @@ absl::Status PsClient::HandleFrame(const StreamKey& key, grpc::ByteBuffer messag
     if (has_answer && link->stream != nullptr) link->stream->Write(EncodeFrame(answer, {}));
     if (frame.control.has_ack()) {
       RETURN_IF_ERROR(link->queue.Acknowledge(frame.control.ack().bytes()));
+      link->queue.SetWindow(frame.control.ack().window());
       Pump(*link);
       taken = std::all_of(links_.begin(), links_.end(), [](const std::unique_ptr<Link>& each) {
         return each->queue.empty() && each->queue.unacknowledged() == 0;
@@ -323,6 +324,9 @@ absl::Status PsClient::HandleFrame(const StreamKey& key, grpc::ByteBuffer messag
     }
   }
   if (taken) events_->OnPushesTaken();
+  if (frame.control.has_later()) {
+    RETURN_IF_ERROR(events_->OnLater(key.generation, key.server, frame.control.later()));
+  }
   if (frame.control.has_lease()) {
     RETURN_IF_ERROR(events_->OnLease(key.generation, key.server, frame.control.lease()));
   }

@@ -62,6 +62,10 @@ class PsClient {
     virtual absl::Status OnLease(uint64_t generation, size_t server, const v1::Lease& lease) {
       return absl::FailedPreconditionError("nobody asked for a lease");
     }
+    // What became of pushes that the server had no room for. An error closes the stream.
+    virtual absl::Status OnLater(uint64_t generation, size_t server, const v1::Later& later) {
+      return absl::FailedPreconditionError("no contribution was expected to be declined");
+    }
     // All payload that was pushed has been taken by the servers.
     virtual void OnPushesTaken() {}
     virtual void OnUnreachable(uint64_t generation, size_t server, const absl::Status& status) = 0;

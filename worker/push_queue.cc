@@ -43,7 +43,7 @@ bool PushQueue::Next(v1::ChunkFrame* control, std::vector<BorrowedBytes>* payloa
     asked_ = sent_;
     return true;
   }
-  const size_t most = described ? std::max(frame_bytes_, kDescribedPayload) : frame_bytes_;
+  const size_t most = described ? std::max(frame_bytes_, kDescribedPayload) : std::min(frame_bytes_, granted_);
   if (described && more && waiting_bytes_ < most) return false;
   size_t bytes = 0;
   absl::flat_hash_set<uint64_t> chunks;
@@ -53,7 +53,7 @@ bool PushQueue::Next(v1::ChunkFrame* control, std::vector<BorrowedBytes>* payloa
     if (!chunks.insert(entry.header.chunk()).second) break;  // said twice around a stream's opening; or its residual
     if (size > 0 && bytes > 0 && bytes + size > most) break;
     // Without an acknowledgement to come, no more than a quarter of the window is under way: it may be exceeded.
-    if (size > 0 && !described && asked_ > acknowledged_ && unacknowledged() + size > window_) break;
+    if (size > 0 && !described && asked_ > acknowledged_ && unacknowledged() + size > granted_) break;
     bytes += size;
     sent_ += size;
     *control->add_header() = std::move(entry.header);
@@ -62,7 +62,7 @@ bool PushQueue::Next(v1::ChunkFrame* control, std::vector<BorrowedBytes>* payloa
   }
   if (control->header_size() == 0) return false;
   waiting_bytes_ -= bytes;
-  if ((waiting_.empty() && !more) || sent_ - asked_ >= window_ / 4) {
+  if ((waiting_.empty() && !more) || sent_ - asked_ >= granted_ / 4) {
     asked_ = sent_;
   } else {
     control->set_ack_later(true);

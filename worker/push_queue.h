@@ -2,6 +2,7 @@
 #ifndef SLUICE_WORKER_PUSH_QUEUE_H_
 #define SLUICE_WORKER_PUSH_QUEUE_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -21,12 +22,14 @@ inline constexpr size_t kDescribedPayload = 2 << 20;
 class PushQueue {
  public:
   explicit PushQueue(size_t window = kPushWindow, size_t frame_bytes = kMaxFramePayload)
-      : window_(window), frame_bytes_(frame_bytes) {}
+      : window_(window), granted_(window), frame_bytes_(frame_bytes) {}
 
   // `bytes` is empty for an empty contribution. Nothing is copied.
   void Add(v1::ChunkHeader header, BorrowedBytes bytes);
   // Contributions to rounds before `round` are committed: those that still wait are left out.
   void DropBefore(uint64_t round);
+  // A smaller window than its own, or the own one again; 0: that.
+  void SetWindow(size_t window) { granted_ = window == 0 ? window_ : std::min(window, window_); }
   // The server has taken so many payload bytes off the stream since its beginning. OUT_OF_RANGE where that is more than
   // was sent; an old acknowledgement changes nothing.
   absl::Status Acknowledge(uint64_t bytes);
@@ -47,7 +50,7 @@ class PushQueue {
     BorrowedBytes bytes;
   };
 
-  size_t window_;
+  size_t window_, granted_;
   size_t frame_bytes_;
   std::deque<Entry> waiting_;
   size_t waiting_bytes_ = 0;

@@ -381,6 +381,20 @@ absl::Status RoundCore::OnCommit(const v1::ChunkHeader& header, std::shared_ptr<
   return absl::OkStatus();
 }
 
+absl::Status RoundCore::OnLater(uint64_t generation, const v1::Later& later) {
+  if (generation != this->generation() || chunks_.empty()) return absl::OkStatus();
+  if (async()) return absl::FailedPreconditionError("in async no contribution is declined");
+  for (const v1::ContributionName& name : later.again()) {
+    if (name.chunk() >= chunks_.size()) {
+      return absl::OutOfRangeError(
+          absl::StrCat("chunk ", name.chunk(), " of ", chunks_.size(), " is asked for, once declined"));
+    }
+    const Chunk& chunk = chunks_[name.chunk()];
+    if (chunk.pushed == name.round() + 1 && chunk.want <= chunk.pushed) SendPush(name.chunk());
+  }
+  return absl::OkStatus();
+}
+
 void RoundCore::HandOut(uint64_t chunk, uint64_t version, std::shared_ptr<const CommitValue> value) {
   ++installing_;
   actions_->Install(generation(), chunk, version, std::move(value));

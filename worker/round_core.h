@@ -148,6 +148,8 @@ class RoundCore {
   void OnResidualInstalled(uint64_t generation, uint64_t chunk);
   // The server will write this version, which it has not reached yet, as a checkpoint.
   void OnCheckpoint(uint64_t generation, size_t server, uint64_t version);
+  // Contributions that a server had declined are pushed again; of others nothing.
+  absl::Status OnLater(uint64_t generation, const v1::Later& later);
   // Async. Of another generation or request: dropped.
   absl::Status OnLease(const v1::Lease& lease);
   // As host leader (host_sum_core.h): a member opened a stream, contributes; a sum was made, in which the contributions

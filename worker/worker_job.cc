@@ -467,6 +467,12 @@ absl::Status WorkerJob::OnLease(uint64_t generation, size_t server, const v1::Le
   return status;
 }
 
+absl::Status WorkerJob::OnLater(uint64_t generation, size_t server, const v1::Later& later) {
+  absl::Status status;
+  Deliver([&](RoundCore& core) { status = core.OnLater(generation, later); });
+  return status;
+}
+
 void WorkerJob::OnPushesTaken() {
   absl::MutexLock lock(&mutex_);
   times_.Taken(options_.clock->Now());

@@ -179,6 +179,7 @@ class WorkerJob : private RoundActions, private Rounds, private PsClient::Events
   void OnCheckpoint(uint64_t generation, size_t server, uint64_t version) override;
   absl::Status OnCommits(uint64_t generation, size_t server, const ParsedFrame& frame) override;
   absl::Status OnLease(uint64_t generation, size_t server, const v1::Lease& lease) override;
+  absl::Status OnLater(uint64_t generation, size_t server, const v1::Later& later) override;
   void OnPushesTaken() override;
   void OnUnreachable(uint64_t generation, size_t server, const absl::Status& status) override;
   void OnRefused(uint64_t generation, size_t server, const absl::Status& status) override;

@@ -224,7 +224,7 @@ def part_simulation(report, quick):
     seeds = 500 if quick else 20000
     done = program(os.path.join(BIN, "simulate"), "--seeds", str(seeds))
     report.check("simulation: %d seeds" % seeds, "0 failures", done.stdout.strip().splitlines()[-1], done.returncode == 0)
-    for rule in ("fencing", "dedup", "kept_version", "persist_first", "verdict_carried"):
+    for rule in ("fencing", "dedup", "kept_version", "persist_first", "verdict_carried", "take_oldest"):
         done = program(os.path.join(BIN, "simulate"), "--seeds", str(1000 if quick else 2000), "--off", rule)
         report.check("simulation without %s" % rule, "seeds fail", done.stdout.strip().splitlines()[-1], done.returncode == 1)
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
 #include "common/clock.h"
 #include "common/inprocess_transport.h"
 #include "common/job_spec.h"
@@ -265,10 +266,16 @@ class DataPlaneTest : public ::testing::Test {
       for (const auto& server : servers) {
         const std::shared_ptr<ServerJob> job = server->FindJob("job-1");
         for (const uint64_t chunk : job->Chunks()) {
-          const auto found = job->GetChunk(chunk, layout.rounds(), absl::Now() + kPatience);
+          absl::StatusOr<FetchedChunk> found = absl::UnknownError("");
+          absl::Notification done;
+          job->Fetch(&done, chunk, layout.rounds(), [&](absl::StatusOr<FetchedChunk> value) {
+            found = std::move(value);
+            done.Notify();
+          });
+          EXPECT_TRUE(done.WaitForNotificationWithTimeout(kPatience));
           EXPECT_TRUE(found.ok()) << found.status();
           const Range range = layout.table().range(chunk);
-          std::memcpy(values.data() + range.begin, found->second.data.get(), range.size() * sizeof(float));
+          std::memcpy(values.data() + range.begin, found->value.data.get(), range.size() * sizeof(float));
         }
       }
       return values;

@@ -90,6 +90,8 @@ void InProcessCluster::StartServer(int i) {
   options.scheduler = "scheduler";
   options.checkpoint_root = checkpoint_root_;
   options.memory_limit = options_.memory_limit;
+  options.hold_memory = options_.hold_memory;
+  options.stream_memory = options_.stream_memory;
   options.lanes = options_.lanes;
   options.shared_memory = options_.shared_memory;
   options.rules = options_.rules;

@@ -37,7 +37,8 @@ struct ClusterOptions {
   BackendOptions backend = {};
   int lanes = 2;  // of each server
   uint64_t memory_limit = 0;
-  bool shared_memory = false;  // between all workers and servers
+  uint64_t hold_memory = 0, stream_memory = 0;  // as ServerOptions has them
+  bool shared_memory = false;                   // between all workers and servers
   // Host of a node by its name; those not named have one of their own. With any, workers share memory with each other.
   std::map<std::string, std::string> hosts = {};
   bool peers_answer = true;  // false: streams to workers are refused

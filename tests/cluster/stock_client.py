@@ -120,7 +120,8 @@ def main():
         sets = ["data.csv.path=" + train, "data.csv.validation_path=" + test, "train.batch=%d" % ROWS,
                 "train.rounds=%d" % ROUNDS, "parallel.chunk_elements=5", "optimizer.sgd.learning_rate=%g" % RATE]
 
-        with cluster.Cluster(servers=2, workers=0, folder=folder) as c:
+        # Servers that hold next to nothing: of two clients each is asked for most of what it pushed once more.
+        with cluster.Cluster(servers=2, workers=0, folder=folder, server_flags=["--hold_memory=1"]) as c:
             address = "127.0.0.1:%d" % c.scheduler_port
             stub = scheduler_pb2_grpc.SchedulerServiceStub(grpc.insecure_channel(address))
 
@@ -177,6 +178,7 @@ def main():
             check(pair[0].process.wait(PATIENCE) == 0 and third.process.wait(PATIENCE) == 0,
                   "both clients: exit code 0")
             check_bits(job, 2, "two clients, two deaths")
+            check("--hold_memory" in c.log("server-0"), "contributions were declined on the way")
 
             # --- the same job with Sluice's own worker
             c.start("worker-0")

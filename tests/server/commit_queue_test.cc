@@ -148,6 +148,68 @@ TEST_F(CommitQueueTest, FramesThatOnlyDescribeGrow) {
   EXPECT_THAT(add(2), ElementsAre(1, 2, 4, 8, 16, 9)) << "the next version's first chunk is waited for";
 }
 
+TEST_F(CommitQueueTest, TheWindowAndTheFramesShrinkWithTheShare) {
+  const auto memory = std::make_shared<StreamMemory>(8 << 20);  // 4 MiB for values that wait
+  const auto make = [&] {
+    auto stream = std::make_shared<RecordingStream>();
+    stream->stuck = true;
+    return std::make_pair(stream, std::make_unique<CommitQueue>(stream, std::make_shared<SharedFrames>(), 7, memory));
+  };
+  const auto fill = [](CommitQueue& queue) {
+    for (uint64_t chunk = 0; chunk < 100; ++chunk) queue.Add(chunk, 1, Value((64 << 10) / sizeof(float), 1));
+    queue.Flush();
+  };
+  auto first = make();
+  EXPECT_EQ(memory->share(), kStreamWindow);
+  fill(*first.second);
+  EXPECT_EQ(first.first->queued, 4u << 20);
+  EXPECT_EQ(memory->waiting(), 4 << 20);
+  auto second = make();
+  EXPECT_EQ(memory->share(), 2u << 20);
+  fill(*second.second);
+  EXPECT_EQ(second.first->queued, 1u << 20) << "the first takes all the room: one frame";
+  first.first->queued = 0;
+  first.second->OnWritten();
+  EXPECT_EQ(first.first->queued, 2u << 20) << "its share";
+  second.second->OnWritten();
+  EXPECT_EQ(second.first->queued, 2u << 20);
+  std::vector<decltype(make())> more;
+  for (int i = 0; i < 30; ++i) more.push_back(make());
+  EXPECT_EQ(memory->share(), 128u << 10);
+  fill(*more.back().second);
+  ASSERT_EQ(more.back().first->frames.size(), 1u);
+  EXPECT_EQ(more.back().first->queued, 128u << 10);
+  more.clear();
+  second.second = nullptr;
+  first.second = nullptr;
+  EXPECT_EQ(memory->waiting(), 0);
+  EXPECT_EQ(memory->streams(), 0);
+}
+
+// However many do not read: each has one frame at most, and those who read go on.
+TEST_F(CommitQueueTest, TwoHundredStreamsStayWithinTheLimit) {
+  const auto memory = std::make_shared<StreamMemory>(64 << 20);
+  std::vector<std::pair<std::shared_ptr<RecordingStream>, std::unique_ptr<CommitQueue>>> streams;
+  const WireValue value = Value((16 << 10) / sizeof(float), 1);
+  for (int i = 0; i < 200; ++i) {
+    auto stream = std::make_shared<RecordingStream>();
+    stream->stuck = i % 2 == 0;
+    streams.emplace_back(stream, std::make_unique<CommitQueue>(stream, std::make_shared<SharedFrames>(), 7, memory));
+  }
+  for (uint64_t version = 1; version <= 3; ++version) {
+    for (const auto& [stream, queue] : streams) {
+      for (uint64_t chunk = 0; chunk < 60; ++chunk) queue->Add(chunk, version, value);
+      queue->Flush();
+      EXPECT_LE(memory->waiting(), 32 << 20);
+    }
+  }
+  for (size_t i = 1; i < streams.size(); i += 2) {
+    size_t sent = 0;
+    for (const ParsedFrame& frame : streams[i].first->frames) sent += static_cast<size_t>(frame.control.header_size());
+    EXPECT_EQ(sent, 180u);
+  }
+}
+
 TEST_F(CommitQueueTest, ALargeChunkTravelsAlone) {
   Add(0, 1);
   Add(1, 1, (3 << 20) / sizeof(float));

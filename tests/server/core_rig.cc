@@ -10,8 +10,11 @@ namespace sluice {
 
 class CoreRig::Server : public ShardActions {
  public:
-  Server(CoreRig* rig, uint32_t number, const ProtocolRules& rules)
-      : rig_(rig), number_(number), core(ServerTestPlan{}.job, ServerTestNode("server", number), rules, this) {}
+  Server(CoreRig* rig, uint32_t number, const ProtocolRules& rules, uint64_t hold_bytes)
+      : rig_(rig),
+        number_(number),
+        core(ServerTestPlan{}.job, ServerTestNode("server", number), rules, this,
+             std::make_shared<HoldBudget>(hold_bytes)) {}
 
   CoreRig* const rig_;
   const uint32_t number_;
@@ -118,11 +121,16 @@ class CoreRig::Server : public ShardActions {
     rig_->closed[{number_, stream}] = status;
     rig_->open_.erase({number_, stream});
   }
-  void Acknowledge(StreamId stream, uint64_t bytes) override { rig_->acknowledged[{number_, stream}] += bytes; }
+  void Decline(StreamId stream, uint64_t chunk, uint64_t round) override {
+    rig_->declined.push_back({stream, chunk, round});
+  }
+  void AskAgain(StreamId stream, uint64_t chunk, uint64_t round) override {
+    rig_->again.push_back({stream, chunk, round});
+  }
 };
 
-CoreRig::CoreRig(uint32_t servers, const ProtocolRules& rules) {
-  for (uint32_t i = 0; i < servers; ++i) servers_.push_back(std::make_unique<Server>(this, i, rules));
+CoreRig::CoreRig(uint32_t servers, const ProtocolRules& rules, uint64_t hold_bytes) {
+  for (uint32_t i = 0; i < servers; ++i) servers_.push_back(std::make_unique<Server>(this, i, rules, hold_bytes));
 }
 
 CoreRig::~CoreRig() = default;
@@ -178,8 +186,9 @@ absl::Status CoreRig::Push(uint32_t server, uint64_t generation, uint64_t round,
   header.set_contributors(contributors);
   const auto& layout = core(server).layout();
   header.set_elements(layout == nullptr ? 2 : layout->table().range(chunk).size());
-  return core(server).OnPush(Stream(generation, contributor), header, std::make_shared<NumberContribution>(value),
-                             header.elements() * sizeof(float));
+  const uint64_t bytes = header.elements() * sizeof(float);
+  return core(server).OnPush(Stream(generation, contributor), header,
+                             std::make_shared<NumberContribution>(value, bytes), bytes);
 }
 
 absl::Status CoreRig::Contribute(uint32_t server, uint64_t generation, uint32_t contributor, uint64_t chunk,

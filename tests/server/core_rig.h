@@ -20,7 +20,7 @@
 namespace sluice {
 
 struct NumberContribution : Contribution {
-  explicit NumberContribution(double v) : value(v) {}
+  explicit NumberContribution(double v, uint64_t bytes = 0) : Contribution(bytes), value(v) {}
   double value;
 };
 
@@ -33,7 +33,8 @@ struct ServedValue {
 
 class CoreRig {
  public:
-  explicit CoreRig(uint32_t servers, const ProtocolRules& rules = {});
+  // `hold_bytes`: of each server, what pushes may hold while they wait for others.
+  explicit CoreRig(uint32_t servers, const ProtocolRules& rules = {}, uint64_t hold_bytes = INT64_MAX);
   ~CoreRig();
 
   ShardCore& core(uint32_t server);
@@ -69,7 +70,6 @@ class CoreRig {
   std::vector<v1::NodeMessage> to_scheduler;
   std::vector<ServedValue> served;
   std::map<std::pair<uint32_t, StreamId>, absl::Status> closed;
-  std::map<std::pair<uint32_t, StreamId>, uint64_t> acknowledged;
   std::vector<std::tuple<uint32_t, uint64_t, uint64_t, uint64_t>> snapshots;  // shard, chunk, timeline, version
   std::vector<std::pair<StreamId, v1::ChunkHeader>> answers;                  // async
   std::vector<std::pair<StreamId, v1::Lease>> leases;                         // async
@@ -77,6 +77,12 @@ class CoreRig {
   std::vector<ContributionUpdate> updates;                                    // async
   std::vector<v1::Verdict> verdicts;                                          // one for each Apply
   int abandoned = 0;
+  struct Name {
+    StreamId stream;
+    uint64_t chunk, round;
+    bool operator==(const Name&) const = default;
+  };
+  std::vector<Name> declined, again;  // contributions
 
   double value(uint64_t chunk) const { return data_.at(chunk).value; }
   // The records of training rounds, by round; the last one said.

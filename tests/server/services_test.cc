@@ -11,10 +11,12 @@
 
 #include <chrono>
 #include <cstring>
+#include <fstream>
 #include <random>
 #include <thread>
 
 #include "common/rpc.h"
+#include "server/pull_call.h"
 #include "tests/server/node_rig.h"
 
 namespace sluice {
@@ -151,6 +153,67 @@ TEST_F(ServicesTest, AWaitingPullEndsWithTheJob) {
   rig_.SendEnd(layout_->plan().job_id());
   puller.join();
   EXPECT_EQ(pulled.status.error_code(), grpc::StatusCode::NOT_FOUND) << pulled.status.error_message();
+}
+
+// A thread for each would be too many; a call that waits for a version, or for its client, has none.
+TEST_F(ServicesTest, PullsThatNobodyReadsHoldNobodyUp) {
+  Train(1);
+  const auto threads = [] {
+    std::ifstream status("/proc/self/status");
+    for (std::string word; status >> word;) {
+      if (int n; word == "Threads:" && status >> n) return n;
+    }
+    return -1;
+  };
+  v1::PullRequest never = Request();
+  never.set_version(5);
+  struct Call {
+    grpc::ClientContext context;
+    std::unique_ptr<grpc::ClientReader<v1::ChunkFrame>> reader;
+  };
+  const int before = threads();
+  std::vector<std::unique_ptr<Call>> calls;
+  for (int i = 0; i < 100; ++i) {
+    calls.push_back(std::make_unique<Call>());
+    calls.back()->reader = stub_->Pull(&calls.back()->context, i % 2 ? never : Request());
+  }
+  const Pulled pulled = Pull(Request());
+  ASSERT_TRUE(pulled.status.ok()) << pulled.status.error_message();
+  EXPECT_EQ(pulled.values, Values(1));
+  EXPECT_LT(threads(), before + 50);
+  for (size_t i = 0; i < calls.size(); ++i) {
+    if (i % 2) calls[i]->context.TryCancel();
+    v1::ChunkFrame frame;
+    while (calls[i]->reader->Read(&frame)) {
+    }
+    const grpc::Status status = calls[i]->reader->Finish();
+    EXPECT_EQ(status.error_code(), i % 2 ? grpc::StatusCode::CANCELLED : grpc::StatusCode::OK)
+        << status.error_message();
+  }
+}
+
+TEST_F(ServicesTest, APullEndsAtTheLatestWhenItsTimeIsOver) {
+  Train(1);
+  // As ParameterServiceImpl, less patient.
+  class Impatient final : public v1::ParameterService::WithRawCallbackMethod_Pull<v1::ParameterService::Service> {
+   public:
+    explicit Impatient(ServerNode* node) : node_(node) {}
+    grpc::ServerWriteReactor<grpc::ByteBuffer>* Pull(grpc::CallbackServerContext* context,
+                                                     const grpc::ByteBuffer* request) override {
+      return NewPullCall(context, node_, *request, absl::Milliseconds(50));
+    }
+
+   private:
+    ServerNode* const node_;
+  } service(&rig_.node(0));
+  auto server = GrpcServer::Start({}, {&service});
+  ASSERT_TRUE(server.ok()) << server.status();
+  stub_ = v1::ParameterService::NewStub(MakeChannel((*server)->address()));
+  v1::PullRequest request = Request();
+  request.set_version(3);
+  const Pulled pulled = Pull(request);
+  EXPECT_EQ(pulled.status.error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
+  EXPECT_THAT(pulled.status.error_message(), HasSubstr("a Pull takes 50ms at most"));
 }
 
 TEST_F(ServicesTest, GetPlan) {

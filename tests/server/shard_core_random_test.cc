@@ -15,8 +15,12 @@ namespace {
 
 class Run {
  public:
-  Run(uint64_t seed, const ServerTestPlan& plan, bool disturbed)
-      : rng_(seed), plan_(plan), disturbed_(disturbed), poison_(seed % 3 == 0), rig_(plan.servers) {}
+  Run(uint64_t seed, const ServerTestPlan& plan, uint64_t hold_bytes, bool disturbed)
+      : rng_(seed),
+        plan_(plan),
+        disturbed_(disturbed),
+        poison_(seed % 3 == 0),
+        rig_(plan.servers, ProtocolRules(), hold_bytes) {}
 
   // Whether the job came to its end.
   bool Go() {
@@ -41,6 +45,7 @@ class Run {
       } else {
         rig_.RunOne(disturbed_ ? rng_() : 0);
       }
+      Heed();
       CheckVersions();
     }
     return false;
@@ -53,6 +58,7 @@ class Run {
   }
   std::map<uint64_t, v1::RoundRecord> Records() const { return rig_.records(); }
   int transitions() const { return transitions_; }
+  bool declined() const { return !rig_.declined.empty(); }
 
  private:
   struct Message {
@@ -86,6 +92,16 @@ class Run {
                          Value(m.round, m.contributor, m.chunk));
     }
     EXPECT_TRUE(status.ok() || absl::IsAborted(status)) << status;
+  }
+
+  // Declined contributions that are asked for again.
+  void Heed() {
+    for (const CoreRig::Name& name : rig_.again) {
+      const uint32_t contributor = name.stream % 100;
+      if (name.stream != CoreRig::Stream(plan_.generation, contributor)) continue;
+      due_.push_back({plan_.generation, name.round, contributor, static_cast<int64_t>(name.chunk)});
+    }
+    rig_.again.clear();
   }
 
   void Begin() {
@@ -160,7 +176,7 @@ class Run {
   int transitions_ = 0;
 };
 
-void TrySeed(uint64_t seed, int* transitions) {
+void TrySeed(uint64_t seed, int* transitions, int* declined) {
   SCOPED_TRACE(testing::Message() << "seed " << seed);
   std::mt19937_64 rng(seed);
   ServerTestPlan plan;
@@ -172,7 +188,8 @@ void TrySeed(uint64_t seed, int* transitions) {
   plan.rounds = 4 + rng() % 4;
   plan.stream = rng() % 3 == 0;
   if (!plan.stream && rng() % 2) plan.clip_norm = 0.5;
-  Run quiet(seed, plan, false), disturbed(seed, plan, true);
+  const uint64_t hold_bytes = rng() % 3 == 0 ? INT64_MAX : 4 * (rng() % 8);
+  Run quiet(seed, plan, hold_bytes, false), disturbed(seed, plan, hold_bytes, true);
   ASSERT_TRUE(quiet.Go()) << "the undisturbed run did not end";
   ASSERT_TRUE(disturbed.Go()) << "the disturbed run did not end";
   EXPECT_EQ(disturbed.Values(), quiet.Values());
@@ -188,13 +205,16 @@ void TrySeed(uint64_t seed, int* transitions) {
     EXPECT_EQ(disturbed.Records().size(), plan.rounds);
   }
   *transitions += disturbed.transitions();
+  *declined += disturbed.declined();
 }
 
 TEST(ShardCoreRandom, DisturbedRunsEndWithTheSameValues) {
   spdlog::set_level(spdlog::level::off);
-  int transitions = 0;
-  for (uint64_t seed = 0; seed < 600 && !testing::Test::HasFailure(); ++seed) TrySeed(seed, &transitions);
-  for (int i = 0; i < 200 && !testing::Test::HasFailure(); ++i) TrySeed(std::random_device{}(), &transitions);
+  int transitions = 0, declined = 0;
+  for (uint64_t seed = 0; seed < 600 && !testing::Test::HasFailure(); ++seed) TrySeed(seed, &transitions, &declined);
+  for (int i = 0; i < 200 && !testing::Test::HasFailure(); ++i)
+    TrySeed(std::random_device{}(), &transitions, &declined);
+  EXPECT_GT(declined, 200);
   EXPECT_GT(transitions, 1000);
 }
 

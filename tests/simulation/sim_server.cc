@@ -18,7 +18,10 @@ uint64_t Bits(float x) {
 }  // namespace
 
 SimServer::SimServer(Cluster* cluster, v1::NodeId id, LifeRef life)
-    : cluster_(cluster), id_(id), life_(std::move(life)), core_("sim-1", id, cluster->rules, this) {}
+    : cluster_(cluster),
+      id_(id),
+      life_(std::move(life)),
+      core_("sim-1", id, cluster->rules, this, std::make_shared<HoldBudget>(cluster->config.hold_bytes)) {}
 
 void SimServer::OnSchedulerMessage(const v1::SchedulerMessage& message) {
   if (message.has_welcome()) {
@@ -60,8 +63,8 @@ v1::Register SimServer::MakeRegister() const {
 // ------------------------------------------------------------------------------------------------------ streams
 
 void SimServer::AddStream(StreamId id, const v1::StreamHello& hello, std::shared_ptr<Link> link, CommitSink commit,
-                          LeaseSink lease) {
-  streams_[id] = {link, std::move(commit), std::move(lease)};
+                          LeaseSink lease, LaterSink later) {
+  streams_[id] = {link, std::move(commit), std::move(lease), std::move(later)};
   link->on_b_closed = [self = shared_from_this(), id] {
     self->streams_.erase(id);
     self->core_.OnStreamClosed(id);
@@ -83,8 +86,23 @@ void SimServer::Handled(StreamId id, const absl::Status& status) {
 
 void SimServer::OnPush(StreamId id, const v1::ChunkHeader& header, uint64_t hash, bool finite) {
   if (!streams_.contains(id)) return;
-  Handled(id, core_.OnPush(id, header, std::make_shared<HashContribution>(hash, finite),
-                           header.elements() * sizeof(float)));
+  const uint64_t bytes = header.elements() * sizeof(float);
+  Handled(id, core_.OnPush(id, header, std::make_shared<HashContribution>(hash, finite, bytes), bytes));
+}
+
+void SimServer::Decline(StreamId stream, uint64_t chunk, uint64_t round) {
+  ++cluster_->result.declines;
+  v1::Later later;
+  later.add_declined()->set_chunk(chunk);
+  later.mutable_declined(0)->set_round(round);
+  if (auto it = streams_.find(stream); it != streams_.end()) it->second.later(later);
+}
+
+void SimServer::AskAgain(StreamId stream, uint64_t chunk, uint64_t round) {
+  v1::Later later;
+  later.add_again()->set_chunk(chunk);
+  later.mutable_again(0)->set_round(round);
+  if (auto it = streams_.find(stream); it != streams_.end()) it->second.later(later);
 }
 
 void SimServer::OnSubscribe(StreamId id, const v1::Subscribe& subscribe) {
@@ -143,7 +161,8 @@ void SimServer::DropChunk(uint64_t chunk) {
 void SimServer::AddContribution(uint64_t chunk, uint32_t contributor, uint32_t, ContributionRef value) {
   if (value == nullptr) return;
   OnLane(chunk, [contributor, value](Data* d) {
-    d->sum.insert_or_assign(contributor, *static_cast<const HashContribution*>(value.get()));
+    d->sum.erase(contributor);  // without dedup it may be there
+    d->sum.emplace(contributor, *static_cast<const HashContribution*>(value.get()));
   });
 }
 

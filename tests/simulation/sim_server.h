@@ -13,7 +13,7 @@
 namespace sluice {
 
 struct HashContribution : Contribution {
-  HashContribution(uint64_t h, bool f) : hash(h), finite(f) {}
+  HashContribution(uint64_t h, bool f, uint64_t bytes) : Contribution(bytes), hash(h), finite(f) {}
   uint64_t hash;
   bool finite;
 };
@@ -33,8 +33,9 @@ class SimServer : public ShardActions, public std::enable_shared_from_this<SimSe
   // A worker's stream arrives; `commit` carries values back, `close` ends it at the worker.
   using CommitSink = std::function<void(const v1::ChunkHeader&, uint64_t value)>;
   using LeaseSink = std::function<void(const v1::Lease&)>;
+  using LaterSink = std::function<void(const v1::Later&)>;
   void AddStream(StreamId id, const v1::StreamHello& hello, std::shared_ptr<Link> link, CommitSink commit,
-                 LeaseSink lease);
+                 LeaseSink lease, LaterSink later);
   void OnPush(StreamId id, const v1::ChunkHeader& header, uint64_t hash, bool finite);
   void OnSubscribe(StreamId id, const v1::Subscribe& subscribe);
   void OnReport(StreamId id, const v1::RoundReport& report);
@@ -52,6 +53,7 @@ class SimServer : public ShardActions, public std::enable_shared_from_this<SimSe
     std::shared_ptr<Link> link;
     CommitSink commit;
     LeaseSink lease;
+    LaterSink later;
   };
   using OpenSnapshot = SimCheckpoint;
 
@@ -73,7 +75,8 @@ class SimServer : public ShardActions, public std::enable_shared_from_this<SimSe
   void Answer(StreamId stream, const v1::ChunkHeader& answer) override;
   void SendLease(StreamId stream, const v1::Lease& lease) override;
   void CloseStream(StreamId stream, const absl::Status& status) override;
-  void Acknowledge(StreamId stream, uint64_t bytes) override {}
+  void Decline(StreamId stream, uint64_t chunk, uint64_t round) override;
+  void AskAgain(StreamId stream, uint64_t chunk, uint64_t round) override;
 
   static uint64_t HashOf(const Data& data, uint32_t contributors);
   // Runs on the chunk's lane: later, after everything posted for it before.

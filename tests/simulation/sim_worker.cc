@@ -96,8 +96,14 @@ void SimWorker::OpenStream(uint64_t generation, size_t index) {
         if (!status.ok()) self->cluster_->Fail(absl::StrCat(self->id_.name(), ": ", status.ToString()));
       });
     };
-    link->ToB([server = node->as_server, id = stream.id, hello, link, commit, lease] {
-      server->AddStream(id, hello, link, commit, lease);
+    SimServer::LaterSink later = [self, link, generation](const v1::Later& later) {
+      link->ToA([self, generation, later] {
+        absl::Status status = self->core_->OnLater(generation, later);
+        if (!status.ok()) self->cluster_->Fail(absl::StrCat(self->id_.name(), ": ", status.ToString()));
+      });
+    };
+    link->ToB([server = node->as_server, id = stream.id, hello, link, commit, lease, later] {
+      server->AddStream(id, hello, link, commit, lease, later);
     });
     self->core_->OnStreamUp(generation, index);
   });

@@ -21,7 +21,7 @@ namespace {
 int Usage() {
   std::fprintf(stderr,
                "usage: simulate [--first N] [--seeds N] [--seed N] [--trace] [--off RULE] [--async]\n"
-               "rules: fencing, dedup, kept_version, persist_first, verdict_carried\n");
+               "rules: fencing, dedup, kept_version, persist_first, verdict_carried, take_pairs, take_oldest\n");
   return 2;
 }
 
@@ -37,7 +37,9 @@ int main(int argc, char** argv) {
                                         {"dedup", &rules.dedup},
                                         {"kept_version", &rules.kept_version},
                                         {"persist_first", &rules.persist_first},
-                                        {"verdict_carried", &rules.verdict_carried}};
+                                        {"verdict_carried", &rules.verdict_carried},
+                                        {"take_pairs", &rules.take_pairs},
+                                        {"take_oldest", &rules.take_oldest}};
   for (int i = 1; i < argc; ++i) {
     const std::string flag = argv[i];
     if (flag == "--trace") {
@@ -65,12 +67,12 @@ int main(int argc, char** argv) {
   }
   if (one) {
     const SimResult r = RunSeed(seed, rules, trace, async);
-    std::printf("seed %lu: %s (%lu events, %d faults, %d generations, %d rewinds)\n", seed,
-                r.failure.empty() ? "ok" : r.failure.c_str(), r.events, r.faults, r.generations, r.rewinds);
+    std::printf("seed %lu: %s (%lu events, %d faults, %d generations, %d rewinds, %lu declines)\n", seed,
+                r.failure.empty() ? "ok" : r.failure.c_str(), r.events, r.faults, r.generations, r.rewinds, r.declines);
     return r.failure.empty() ? 0 : 1;
   }
   const auto started = std::chrono::steady_clock::now();
-  std::atomic<uint64_t> next{first}, events{0}, faults{0}, generations{0}, rewinds{0};
+  std::atomic<uint64_t> next{first}, events{0}, faults{0}, generations{0}, rewinds{0}, declines{0};
   std::mutex mutex;
   std::map<uint64_t, std::string> failures;
   std::vector<std::thread> threads;
@@ -82,6 +84,7 @@ int main(int argc, char** argv) {
         faults += r.faults;
         generations += r.generations;
         rewinds += r.rewinds;
+        declines += r.declines;
         if (r.failure.empty()) continue;
         std::lock_guard<std::mutex> lock(mutex);
         failures[s] = r.failure;
@@ -94,7 +97,8 @@ int main(int argc, char** argv) {
     if (++shown <= 10) std::printf("seed %lu: %s\n", s, failure.c_str());
   }
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
-  std::printf("%lu seeds, %zu failed, %lu events, %lu faults, %lu generations, %lu rewinds, %.1f s\n", seeds,
-              failures.size(), events.load(), faults.load(), generations.load(), rewinds.load(), seconds);
+  std::printf("%lu seeds, %zu failed, %lu events, %lu faults, %lu generations, %lu rewinds, %lu declines, %.1f s\n",
+              seeds, failures.size(), events.load(), faults.load(), generations.load(), rewinds.load(), declines.load(),
+              seconds);
   return failures.empty() ? 0 : 1;
 }

@@ -50,6 +50,7 @@ SimConfig SimConfig::Draw(uint64_t seed) {
   c.server_on_host = Mix(seed, 92) % 3 == 0;
   if (Mix(seed, 93) % 8 == 0) c.shares_nothing = absl::StrCat("worker-", Mix(seed, 94) % c.replicas);
   spec.mutable_transfer()->set_host_sum(Mix(seed, 95) % 3 == 0 ? v1::TransferSpec::ON : v1::TransferSpec::AUTO);
+  if (below(3) > 0) c.hold_bytes = 4 * below(12);  // room for next to nothing
   return c;
 }
 

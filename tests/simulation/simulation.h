@@ -31,6 +31,7 @@ struct SimConfig {
   uint32_t replicas = 1, servers = 1, standbys = 0;
   v1::JobSpec spec;
   int faults = 0;
+  uint64_t hold_bytes = 1 << 20;  // of each server: so many bytes of contributions may wait for others
   std::set<std::pair<uint64_t, uint32_t>> nonfinite;  // (round, contributor)
   uint32_t workers_per_host = 1;
   bool server_on_host = false;  // server-0 runs where worker-0 does
@@ -47,6 +48,7 @@ struct SimResult {
   uint64_t events = 0;
   int faults = 0, generations = 0, rewinds = 0;
   int host_sums = 0;                                         // that were made
+  uint64_t declines = 0;
   std::map<std::pair<uint64_t, uint64_t>, uint64_t> values;  // (chunk, version) -> hash, of the last timeline's applies
 };
 

@@ -13,15 +13,17 @@ class Simulation : public testing::Test {
 };
 
 TEST_F(Simulation, SeedsPass) {
-  int rewinds = 0, generations = 0, host_sums = 0;
+  int rewinds = 0, generations = 0, host_sums = 0, with_declines = 0;
   for (uint64_t seed = 0; seed < 150; ++seed) {
     const SimResult r = RunSeed(seed, ProtocolRules(), false);
     EXPECT_EQ(r.failure, "") << "replay: simulate --seed " << seed << " --trace";
     rewinds += r.rewinds;
     generations += r.generations;
     host_sums += r.host_sums;
+    with_declines += r.declines > 0;
   }
   EXPECT_GT(host_sums, 1000);
+  EXPECT_GT(with_declines, 30) << "--hold_memory declines nothing";
   EXPECT_GT(rewinds, 5);
   EXPECT_GT(generations, 200);
 }
@@ -52,6 +54,10 @@ TEST_F(Simulation, AsyncDedup) { ExpectSeedsFail({.dedup = false}, /*async=*/tru
 TEST_F(Simulation, KeptVersion) { ExpectSeedsFail({.kept_version = false}); }
 TEST_F(Simulation, PersistFirst) { ExpectSeedsFail({.persist_first = false}); }
 TEST_F(Simulation, VerdictCarried) { ExpectSeedsFail({.verdict_carried = false}); }
+// A full --hold_memory: what completes a pair must be taken, and where that is not enough (three contributors) the
+// oldest chunk's.
+TEST_F(Simulation, TakePairs) { ExpectSeedsFail({.take_pairs = false, .take_oldest = false}); }
+TEST_F(Simulation, TakeOldest) { ExpectSeedsFail({.take_oldest = false}); }
 
 TEST_F(Simulation, ASeedReplays) {
   const SimResult a = RunSeed(17, ProtocolRules(), false), b = RunSeed(17, ProtocolRules(), false);

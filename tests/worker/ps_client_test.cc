@@ -103,6 +103,22 @@ TEST_F(PushQueueTest, OneLargerThanTheWindowGoesAlone) {
   EXPECT_THAT(Next(), ElementsAre(1));
 }
 
+TEST_F(PushQueueTest, TheServersWindowCountsWhereItIsSmaller) {
+  for (uint64_t chunk = 0; chunk < 6; ++chunk) Add(chunk, 50);  // 200 bytes each
+  queue_.SetWindow(300);
+  EXPECT_THAT(Next(), ElementsAre(0));
+  EXPECT_THAT(Next(), ElementsAre());
+  queue_.SetWindow(5000);  // no more than its own
+  EXPECT_THAT(Next(), ElementsAre(1, 2));
+  EXPECT_THAT(Next(), ElementsAre(3, 4));
+  EXPECT_THAT(Next(), ElementsAre());
+  queue_.SetWindow(100);
+  ASSERT_TRUE(queue_.Acknowledge(800).ok());
+  EXPECT_THAT(Next(), ElementsAre());
+  ASSERT_TRUE(queue_.Acknowledge(1000).ok());
+  EXPECT_THAT(Next(), ElementsAre(5)) << "larger than the window: alone";
+}
+
 TEST_F(PushQueueTest, EmptyContributionsTakeNoWindow) {
   Add(0, 250);  // the whole window
   for (uint64_t chunk = 1; chunk < 4; ++chunk) Add(chunk, 0);
@@ -288,6 +304,10 @@ class EventLog : public PsClient::Events {
     Count("commits", generation, server);
     return commit_status_;
   }
+  absl::Status OnLater(uint64_t generation, size_t server, const v1::Later& later) override {
+    Say("later " + std::to_string(later.again(0).chunk()), generation, server);
+    return absl::OkStatus();
+  }
   void OnUnreachable(uint64_t generation, size_t server, const absl::Status&) override {
     Say("unreachable", generation, server);
   }
@@ -418,6 +438,24 @@ TEST_F(PsClientTest, AcknowledgementsMoveTheWindow) {
   ack.mutable_ack()->set_bytes(4000);
   server_.Send(0, ack);
   EXPECT_EQ(server_.Await(0, 5).back().control.header(0).chunk(), 3u);
+}
+
+TEST_F(PsClientTest, ItHeedsTheServersWindow) {
+  Open(1);
+  ASSERT_TRUE(events_.Await("up 1 0"));
+  v1::ChunkFrame ack;
+  ack.mutable_ack()->set_window(2000);
+  ack.mutable_later()->add_again()->set_chunk(7);  // says that the frame has been read
+  server_.Send(0, ack);
+  ASSERT_TRUE(events_.Await("later 7 1 0"));
+  for (uint64_t chunk = 0; chunk < 2; ++chunk) {
+    Push(1, chunk, 500);  // 2000 bytes
+    client_->Flush();
+  }
+  EXPECT_EQ(server_.Await(0, 2).size(), 2u);  // hello and one
+  ack.mutable_ack()->set_bytes(2000);
+  server_.Send(0, ack);
+  EXPECT_EQ(server_.Await(0, 3).back().control.header(0).chunk(), 1u);
 }
 
 TEST_F(PsClientTest, BrokenStreamIsOpenedAgainWithAFreshWindow) {

@@ -236,6 +236,38 @@ TEST_F(RoundCoreTest, BrokenStreamSubscribesAndPushesAgainWhatIsNotCommitted) {
   EXPECT_THAT(said_.Take(), ElementsAre("subscribe s1 1+1@1", "push s1 c1 r0 g1 n3 count 5"));
 }
 
+TEST_F(RoundCoreTest, WhatWasDeclinedIsPushedWhenTheServerAsks) {
+  const auto again = [this](uint64_t generation, uint64_t chunk, uint64_t round) {
+    v1::Later later;
+    later.add_declined()->set_chunk(0);
+    later.add_again()->set_chunk(chunk);
+    later.mutable_again(0)->set_round(round);
+    return core_.OnLater(generation, later);
+  };
+  Plan(1, 0);
+  EXPECT_TRUE(again(1, 2, 0).ok()) << "nothing is computed yet: dropped";
+  Pulled(1, 0);
+  core_.OnBatch(1, 0, 5);
+  core_.OnGradientReady(1, 0, {3, 8});  // chunks 1 and 2
+  said_.Take();
+  EXPECT_TRUE(again(1, 2, 0).ok());
+  EXPECT_THAT(said_.Take(), ElementsAre("push s0 c2 r0 g1 n2 count 5"));
+  EXPECT_TRUE(again(1, 0, 0).ok());
+  EXPECT_TRUE(again(1, 2, 1).ok());
+  EXPECT_TRUE(again(2, 2, 0).ok());
+  EXPECT_THAT(said_.Take(), IsEmpty()) << "not pushed yet, another round, another generation";
+  core_.OnGradientReady(1, 0, {0, 3});
+  core_.OnComputed(1, 0, {.loss = 1});
+  said_.Take();
+  EXPECT_TRUE(again(1, 0, 0).ok());
+  EXPECT_THAT(said_.Take(), ElementsAre("push s0 c0 r0 g1 n3 count 5")) << "in the forward of the next round";
+  ASSERT_TRUE(Commit(1, 0, 1).ok());
+  said_.Take();
+  EXPECT_TRUE(again(1, 0, 0).ok());
+  EXPECT_THAT(said_.Take(), IsEmpty()) << "committed";
+  EXPECT_EQ(again(1, 3, 0).code(), absl::StatusCode::kOutOfRange);
+}
+
 TEST_F(RoundCoreTest, ReportOfTheRoundBeforeIsSentAgain) {
   Plan(1, 0, 5);
   Pulled(1, 0);
