@@ -443,6 +443,7 @@ TEST_F(PsClientTest, AcknowledgementsMoveTheWindow) {
 TEST_F(PsClientTest, ItHeedsTheServersWindow) {
   Open(1);
   ASSERT_TRUE(events_.Await("up 1 0"));
+  ASSERT_EQ(server_.Await(0, 1).size(), 1u);  // hello
   v1::ChunkFrame ack;
   ack.mutable_ack()->set_window(2000);
   ack.mutable_later()->add_again()->set_chunk(7);  // says that the frame has been read
