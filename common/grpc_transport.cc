@@ -86,14 +86,15 @@ class StreamEnd : public std::enable_shared_from_this<StreamEnd> {
     return queued_bytes_;
   }
 
-  void Close(const absl::Status& status) {
+  void Close(const absl::Status& status, bool cut = false) {
     std::deque<Item> dropped;
     absl::MutexLock lock(&mutex_);
     if (own_close_.has_value() || over_) return;
     own_close_ = status;
     writable_ = false;
     Linger();
-    if (CutsOnClose(status)) {
+    if (cut || CutsOnClose(status)) {
+      for (const Item& item : queue_) queued_bytes_ -= item.bytes;
       dropped.swap(queue_);
       Cancel();
     }
@@ -257,6 +258,7 @@ class Handle : public ByteStream {
   void Write(ByteBuffer message) override { end_->Write(Take(&message)); }
   size_t queued_bytes() const override { return end_->queued_bytes(); }
   void Close(const absl::Status& status) override { end_->Close(status); }
+  void Cut(const absl::Status& status) override { end_->Close(status, /*cut=*/true); }
 
  private:
   const std::shared_ptr<StreamEnd> end_;

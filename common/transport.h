@@ -50,6 +50,9 @@ class ByteStream {
   // and `status` reaches the peer. On an opening end OK does the same, an error cuts the stream at once. What the peer
   // sent and was not yet given to OnMessage is dropped; the handler gets OnClosed(status).
   virtual void Close(const absl::Status& status) = 0;
+  // The same at once, on either end, for a peer that does not read: what is queued is dropped, and memory that it
+  // borrows is given back; the peer may hear no more than that the stream was cut.
+  virtual void Cut(const absl::Status& status) { Close(status); }
 };
 
 // Makes a handler for an accepted stream. `stream` outlives the handler's OnClosed. `peer` is for messages to people.

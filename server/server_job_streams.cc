@@ -191,10 +191,14 @@ absl::Status ServerJob::CheckUnread(WorkerStream* stream) {
 
 void ServerJob::CloseUnread(StreamId id) {
   absl::MutexLock lock(&mutex_);
-  if (!streams_.contains(id)) return;
-  CloseStream(id,
-              absl::ResourceExhaustedError(absl::StrCat("job ", options_.job_id, ": the client subscribed and does ",
-                                                        "not read: it is two versions behind")));
+  const auto it = streams_.find(id);
+  if (it == streams_.end()) return;
+  const absl::Status status = absl::ResourceExhaustedError(
+      absl::StrCat("job ", options_.job_id, ": the client subscribed and does not read: it is two versions behind"));
+  LOG_WARN("stream of {}, job {}: {}", it->second.who, options_.job_id, status.ToString());
+  // At once: it would only hold on to old values.
+  it->second.stream->Cut(status);
+  streams_.erase(it);
   core_.OnStreamClosed(id);
   AfterEvent();
 }

@@ -112,8 +112,8 @@ def readers(report, folder, quick):
             else:
                 report.at_most(what + ": MB above the job alone (--stream_memory)", limit / MB, more / MB, "%.0f")
             report.at_least(what + ": rounds go on", 1, after - before, "%d")
-            if pulls:  # GetPlan, which each stream asks for, has a thread while it is answered
-                report.at_most(what + ": threads more than without the Pulls", 16, watch.threads - threads, "%d")
+            if pulls:  # GetPlan, which each stream asks for at its opening, has a thread while it is answered
+                report.at_most(what + ": threads more than without the Pulls", pulls // 2, watch.threads - threads, "%d")
             threads = watch.threads
 
 
