@@ -1,4 +1,5 @@
 // ServerJob's end of workers' streams: frames in, what is said on streams beside values, windows.
+#include <algorithm>
 #include <deque>
 #include <utility>
 #include <vector>
@@ -50,7 +51,8 @@ absl::StatusOr<std::vector<Payload>> SplitPayload(const ParsedFrame& frame) {
 
 }  // namespace
 
-// Moves the window of a stream's client as what it pushed is handed on: to a sum, or dropped. Thread-safe.
+// Moves the window of a stream's client as what it pushed is handed on: to a sum, or dropped; half of the stream's
+// share before that, so that a client need not wait for lanes that keep up. Thread-safe.
 class ServerJob::PushReceipts {
  public:
   PushReceipts(std::shared_ptr<ByteStream> stream, std::shared_ptr<const StreamMemory> memory)
@@ -65,6 +67,7 @@ class ServerJob::PushReceipts {
     if (!frame.ack_later() && (frame.header_size() > 0 || receipts->came_ > receipts->newest_asked_)) {
       receipts->asked_.push_back(receipts->came_);
       receipts->newest_asked_ = receipts->came_;
+      receipts->Answer();
     }
     return std::shared_ptr<const void>(receipts.get(), [receipts, bytes](const void*) { receipts->HandedOn(bytes); });
   }
@@ -80,13 +83,18 @@ class ServerJob::PushReceipts {
   void HandedOn(uint64_t bytes) {
     absl::MutexLock lock(&mutex_);
     bytes_ += bytes;
-    if (asked_.empty() || asked_.front() > bytes_) return;
-    while (!asked_.empty() && asked_.front() <= bytes_) asked_.pop_front();
+    Answer();
+  }
+  void Answer() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const uint64_t taken = Taken();
+    if (asked_.empty() || asked_.front() > taken) return;
+    while (!asked_.empty() && asked_.front() <= taken) asked_.pop_front();
     Say();
   }
+  uint64_t Taken() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return std::min(came_, bytes_ + window() / 2); }
   void Say() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     v1::ChunkFrame frame;
-    frame.mutable_ack()->set_bytes(bytes_);
+    frame.mutable_ack()->set_bytes(Taken());
     frame.mutable_ack()->set_window(window());
     stream_->Write(EncodeFrame(frame, {}));
   }
