@@ -47,7 +47,7 @@ struct SimResult {
   std::string failure;  // empty: fine
   uint64_t events = 0;
   int faults = 0, generations = 0, rewinds = 0;
-  int host_sums = 0;                                         // that were made
+  int host_sums = 0;  // that were made
   uint64_t declines = 0;
   std::map<std::pair<uint64_t, uint64_t>, uint64_t> values;  // (chunk, version) -> hash, of the last timeline's applies
 };
