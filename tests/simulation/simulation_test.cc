@@ -14,7 +14,7 @@ class Simulation : public testing::Test {
 
 TEST_F(Simulation, SeedsPass) {
   int rewinds = 0, generations = 0, host_sums = 0, with_declines = 0;
-  for (uint64_t seed = 0; seed < 150; ++seed) {
+  for (uint64_t seed = 0; seed < 400; ++seed) {
     const SimResult r = RunSeed(seed, ProtocolRules(), false);
     EXPECT_EQ(r.failure, "") << "replay: simulate --seed " << seed << " --trace";
     rewinds += r.rewinds;
