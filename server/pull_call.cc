@@ -1,6 +1,7 @@
 #include "server/pull_call.h"
 
 #include <grpcpp/alarm.h>
+#include <grpcpp/server_context.h>
 
 #include <algorithm>
 #include <optional>
