@@ -12,7 +12,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
@@ -282,12 +281,15 @@ class AcceptedStream final : public grpc::ServerBidiReactor<ByteBuffer, ByteBuff
   void OnReadDone(bool ok) override { ReadDone(ok); }
   void OnWriteDone(bool ok) override { WriteDone(ok); }
   void OnCancel() override {
-    cancelled_ = true;
+    {
+      absl::MutexLock lock(&mutex_);
+      cancelled_ = true;
+    }
     Broken();
   }
   void OnDone() override {
     // OnCancel comes before OnDone, whatever the order of the reads' and writes' failures.
-    Done([this] {
+    Done([this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
       return cancelled_ ? absl::UnavailableError(absl::StrCat("the peer ", peer_, " died or cut the stream"))
                         : absl::OkStatus();
     });
@@ -315,7 +317,7 @@ class AcceptedStream final : public grpc::ServerBidiReactor<ByteBuffer, ByteBuff
  private:
   grpc::CallbackServerContext* const context_;  // gRPC's, until OnDone has returned
   const std::string peer_ = context_->peer();
-  std::atomic<bool> cancelled_{false};
+  bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
   std::shared_ptr<ByteStream> keep_;
   std::shared_ptr<AcceptedStream> self_;
 };
