@@ -59,16 +59,21 @@ class ServerJob::PushReceipts {
       : stream_(std::move(stream)), memory_(std::move(memory)) {}
 
   // A frame came: to be let go of when all of its `bytes` of payload have been handed on; anywhere, also under locks.
-  // Unless it says `ack_later` it asks for an acknowledgement of all that has come by now, if something has.
-  static std::shared_ptr<const void> Make(const std::shared_ptr<PushReceipts>& receipts, const v1::ChunkFrame& frame,
-                                          uint64_t bytes) {
+  // Unless it says `ack_later` it asks for an acknowledgement of all that has come by now, if something has. What lies
+  // in the client's own memory is handed on at once: nothing, null, is to be let go of, and no acknowledgement stands
+  // in the stream when the first commit comes.
+  static std::shared_ptr<const void> Make(const std::shared_ptr<PushReceipts>& receipts, const ParsedFrame& parsed) {
+    const v1::ChunkFrame& frame = parsed.control;
+    const uint64_t bytes = parsed.payload.size();
     absl::MutexLock lock(&receipts->mutex_);
     receipts->came_ += bytes;
+    if (parsed.region != nullptr) receipts->bytes_ += bytes;
     if (!frame.ack_later() && (frame.header_size() > 0 || receipts->came_ > receipts->newest_asked_)) {
       receipts->asked_.push_back(receipts->came_);
       receipts->newest_asked_ = receipts->came_;
       receipts->Answer();
     }
+    if (parsed.region != nullptr) return nullptr;
     return std::shared_ptr<const void>(receipts.get(), [receipts, bytes](const void*) { receipts->HandedOn(bytes); });
   }
   // To a client that should start with less than the most.
@@ -140,7 +145,7 @@ absl::Status ServerJob::OnFrame(StreamId id, ParsedFrame frame) {
   absl::MutexLock lock(&mutex_);
   const auto it = streams_.find(id);
   if (it == streams_.end()) return absl::CancelledError("the stream has been closed");
-  receipt = PushReceipts::Make(it->second.receipts, frame.control, frame.payload.size());
+  receipt = PushReceipts::Make(it->second.receipts, frame);
   core_.SetTime(options_.clock->Now());
   const absl::Status status = HandleFrame(id, frame.control, std::move(payloads), receipt);
   AfterEvent();
