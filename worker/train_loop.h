@@ -44,10 +44,10 @@ struct Work {
 class Rounds {
  public:
   virtual ~Rounds() = default;
-  // Blocks until there is something to do; kEnd: the job has ended. For kEvaluate Model::parameters() then hold version
-  // work.round whole and nobody writes them; for kTrain they come to hold it, see ParametersNeeded.
+  // Blocks until there is something to do; kEnd: the job has ended. For kEvaluate the model's parameters then hold
+  // version work.round whole and nobody writes them; for kTrain they come to hold it, see ParametersNeeded.
   virtual Work Next() = 0;
-  // kTrain: blocks until these elements of Model::parameters() are at version work.round; then nobody writes them
+  // kTrain: blocks until these elements of the model's parameters are at version work.round; then nobody writes them
   // before GradientReady names the range (or, with `count` 0, before Begin). CANCELLED when the work is not wanted any
   // more.
   virtual absl::Status ParametersNeeded(const Work& work, Range range) = 0;

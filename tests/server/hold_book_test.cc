@@ -173,24 +173,24 @@ struct Round {
         if (Draw(0, 6) == 0) empty.insert({c, i});
       }
     }
-    todo.resize(contributors);
+    unsent.resize(contributors);
     for (uint32_t c = 0; c < contributors; ++c) SendAll(c);
   }
   uint64_t Draw(uint64_t low, uint64_t high) { return std::uniform_int_distribution<uint64_t>(low, high)(rng); }
   uint64_t StreamOf(uint32_t contributor) const { return contributor + 1000 * life[contributor]; }
 
   void SendAll(uint32_t c) {
-    todo[c].clear();
+    unsent[c].clear();
     for (uint64_t i = 0; i < chunks; ++i) {
-      if (!taken.contains({c, i})) todo[c].push_back(i);
+      if (!taken.contains({c, i})) unsent[c].push_back(i);
     }
-    std::shuffle(todo[c].begin(), todo[c].end(), rng);
+    std::shuffle(unsent[c].begin(), unsent[c].end(), rng);
   }
   void Heed(const std::vector<Ask>& asks) {
     for (const Ask& ask : asks) {
       const uint32_t c = ask.stream % 1000;
       if (ask.stream != StreamOf(c)) continue;  // lost with the stream
-      todo[c].push_back(ask.chunk);
+      unsent[c].push_back(ask.chunk);
     }
   }
 
@@ -212,7 +212,7 @@ struct Round {
   std::string Run() {
     for (int step = 0; step < 100000; ++step) {
       if (!old.empty() &&
-          (Draw(0, 3) == 0 || std::all_of(todo.begin(), todo.end(), [](auto& t) { return t.empty(); }))) {
+          (Draw(0, 3) == 0 || std::all_of(unsent.begin(), unsent.end(), [](auto& t) { return t.empty(); }))) {
         const size_t at = Draw(0, old.size() - 1);
         if (old[at].rest.empty()) {
           std::vector<Ask> asks;
@@ -228,21 +228,21 @@ struct Round {
       }
       std::vector<uint32_t> ready;
       for (uint32_t c = 0; c < contributors; ++c) {
-        if (!todo[c].empty()) ready.push_back(c);
+        if (!unsent[c].empty()) ready.push_back(c);
       }
       if (breaks > 0 && Draw(0, 9) == 0) {
         --breaks;
         const uint32_t c = static_cast<uint32_t>(Draw(0, contributors - 1));
-        const size_t left = Draw(0, todo[c].size());
-        old.push_back({StreamOf(c), {todo[c].begin(), todo[c].begin() + static_cast<std::ptrdiff_t>(left)}});
+        const size_t left = Draw(0, unsent[c].size());
+        old.push_back({StreamOf(c), {unsent[c].begin(), unsent[c].begin() + static_cast<std::ptrdiff_t>(left)}});
         ++life[c];
         SendAll(c);
         continue;
       }
       if (ready.empty()) break;
       const uint32_t c = ready[Draw(0, ready.size() - 1)];
-      const uint64_t chunk = todo[c].front();
-      todo[c].erase(todo[c].begin());
+      const uint64_t chunk = unsent[c].front();
+      unsent[c].erase(unsent[c].begin());
       Arrive(StreamOf(c), chunk);
       // The oldest chunk may hold all of its contributions beyond the limit.
       if (!small && budget->used() > static_cast<int64_t>(limit + contributors * (sum_bytes + 3))) {
@@ -262,7 +262,7 @@ struct Round {
   bool small = false;
   int breaks = static_cast<int>(Draw(0, 3)), declines = 0;
   std::set<std::pair<uint32_t, uint64_t>> empty, taken;
-  std::vector<std::vector<uint64_t>> todo;
+  std::vector<std::vector<uint64_t>> unsent;
   struct Old {
     uint64_t stream;
     std::deque<uint64_t> rest;

@@ -18,8 +18,7 @@ TableRows RowsOf(const v1::Gpt2Spec& spec, const ModelPart& part) {
 }  // namespace
 
 Gpt2::Gpt2(const v1::ModelSpec& model, ParameterSpace space, Backend* backend, const ModelPart& part)
-    : ModelBase(backend, space, ViewOf(model, space, part.mesh, part.place.stage, part.place.tensor)),
-      part_(part),
+    : ModelBase(backend, space, ViewOf(model, space, part.mesh, part.place.stage, part.place.tensor), part),
       width_(model.gpt2().width()),
       context_(model.gpt2().context()),
       vocabulary_(model.gpt2().vocabulary()),
@@ -38,7 +37,7 @@ absl::Status Gpt2::Init() {
     if (tensor == nullptr) absl::StrAppend(&missing, " ", name);
     return tensor == nullptr ? 0 : tensor->offset;
   };
-  const uint64_t c = static_cast<uint64_t>(width_), cut = static_cast<uint64_t>(cut_), t = part_.place.tensor;
+  const uint64_t c = static_cast<uint64_t>(width_), cut = static_cast<uint64_t>(cut_), t = part().place.tensor;
   wpe_ = find("wpe");
   wte_ = find("wte") + static_cast<uint64_t>(rows_held_.first) * c;
   ln_f_weight_ = find("ln_f.weight");
@@ -100,7 +99,7 @@ void Gpt2::Plan(Arena* arena, int64_t rows, size_t microbatches) {
     Activations& at = at_.emplace_back();
     for (size_t i = 0; i <= layers_.size(); ++i) at.residual.push_back(arena->Take(rows * width_));
     for (size_t i = 0; i < layers_.size(); ++i) {
-      if (part_.recompute && (m > 0 || i > 0)) {
+      if (part().recompute && (m > 0 || i > 0)) {
         at.layers.push_back(at_[0].layers[0]);
         continue;
       }
@@ -133,7 +132,7 @@ void Gpt2::Plan(Arena* arena, int64_t rows, size_t microbatches) {
   scratch_.narrow = arena->Take(rows * width_);
   scratch_.wide = arena->Take(rows * 4 * cut_);
   if (tensor_ranks_ != nullptr) {
-    scratch_.parts = arena->Take(part_.mesh.tensor * rows * 4);
+    scratch_.parts = arena->Take(part().mesh.tensor * rows * 4);
     scratch_.ones = arena->Take(rows);
   }
 }
@@ -169,15 +168,16 @@ absl::Status Gpt2::Embed(Activations& at, const Batch& batch, const std::atomic<
   return SumOverTensorRanks(at.residual[0], n);
 }
 
-absl::Status Gpt2::Forward(Activations& at, const Batch& batch, bool gradient, const std::atomic<bool>* cancel) {
+absl::Status Gpt2::Forward(size_t slot, const Batch& batch, bool gradient, const std::atomic<bool>* cancel) {
+  Activations& at = at_[slot];
   const int64_t n = batch.rows * batch.length;
   if (is_first()) {
     RETURN_IF_ERROR(Embed(at, batch, cancel));
   } else {
-    RETURN_IF_ERROR(ReceiveFrom(*part_.stages, part_.place.stage - 1, at.residual[0], n * width_));
+    RETURN_IF_ERROR(ReceiveFrom(*part().stages, part().place.stage - 1, at.residual[0], n * width_));
   }
   for (size_t i = 0; i < layers_.size(); ++i) RETURN_IF_ERROR(ForwardLayer(i, at, batch, cancel));
-  if (!is_last()) return SendTo(*part_.stages, part_.place.stage + 1, at.residual.back(), n * width_);
+  if (!is_last()) return SendTo(*part().stages, part().place.stage + 1, at.residual.back(), n * width_);
   backend().Upload(stream(), batch.targets.data(), at.targets.buffer, at.targets.first * 4, n * 4);
   return Loss(at, n, gradient, cancel);
 }
@@ -193,9 +193,9 @@ absl::Status Gpt2::Loss(Activations& at, int64_t n, bool gradient, const std::at
     b.CrossEntropy(stream(), n, vocabulary_, at.logits, at.targets, gradient, sums());
     return absl::OkStatus();
   }
-  b.CrossEntropyPart(stream(), n, rows_held_, at.logits, at.targets, scratch_.parts + part_.place.tensor * n * 4);
-  RETURN_IF_ERROR(GatherFromRanks(*tensor_ranks_, scratch_.parts, part_.mesh.tensor * n * 4));
-  b.CrossEntropyJoin(stream(), n, rows_held_, part_.mesh.tensor, at.logits, at.targets, scratch_.parts, gradient,
+  b.CrossEntropyPart(stream(), n, rows_held_, at.logits, at.targets, scratch_.parts + part().place.tensor * n * 4);
+  RETURN_IF_ERROR(GatherFromRanks(*tensor_ranks_, scratch_.parts, part().mesh.tensor * n * 4));
+  b.CrossEntropyJoin(stream(), n, rows_held_, part().mesh.tensor, at.logits, at.targets, scratch_.parts, gradient,
                      sums());
   return absl::OkStatus();
 }
@@ -213,8 +213,9 @@ absl::Status Gpt2::LossBackward(Activations& at, int64_t n, bool first, bool las
   return is_first() ? absl::OkStatus() : Leave(kEmbedding, ready, 1);
 }
 
-absl::Status Gpt2::Backward(Activations& at, const Batch& batch, bool first, bool last, const GradientSink& ready,
+absl::Status Gpt2::Backward(size_t slot, const Batch& batch, bool first, bool last, const GradientSink& ready,
                             const std::atomic<bool>* cancel) {
+  Activations& at = at_[slot];
   const int64_t n = batch.rows * batch.length, c = width_;
   if (first) {
     for (size_t block = 0; block <= last_block(); ++block) ClearVectors(block);
@@ -226,14 +227,14 @@ absl::Status Gpt2::Backward(Activations& at, const Batch& batch, bool first, boo
   if (is_last()) {
     RETURN_IF_ERROR(LossBackward(at, n, first, last, ready));
   } else {
-    RETURN_IF_ERROR(ReceiveFrom(*part_.stages, part_.place.stage + 1, scratch_.stream, n * c));
+    RETURN_IF_ERROR(ReceiveFrom(*part().stages, part().place.stage + 1, scratch_.stream, n * c));
   }
   for (size_t i = layers_.size(); i-- > 0;) {
     RETURN_IF_ERROR(CheckCancel(cancel));
     RETURN_IF_ERROR(BackwardLayer(i, at, batch, first ? 0 : 1, last, ready, cancel));
   }
   if (!is_first()) {
-    RETURN_IF_ERROR(SendTo(*part_.stages, part_.place.stage - 1, scratch_.stream, n * c));
+    RETURN_IF_ERROR(SendTo(*part().stages, part().place.stage - 1, scratch_.stream, n * c));
     return last ? Deliver(ready, 0) : absl::OkStatus();
   }
   backend().EmbeddingGradient(stream(), batch.rows, batch.length, c, at.tokens, rows_held_, scratch_.stream,
@@ -241,52 +242,8 @@ absl::Status Gpt2::Backward(Activations& at, const Batch& batch, bool first, boo
   return last ? Leave(kEmbedding, ready, 0) : absl::OkStatus();
 }
 
-absl::Status Gpt2::Steps(const std::vector<const Batch*>& batches, const GradientSink& ready,
-                         const std::atomic<bool>* cancel) {
-  for (const PipelineStep& step :
-       StageSteps(part_.schedule, part_.mesh.pipeline, part_.place.stage, static_cast<uint32_t>(batches.size()))) {
-    Activations& at = at_[step.microbatch % at_.size()];
-    const Batch& batch = *batches[step.microbatch];
-    if (step.kind == PipelineStep::kForward) {
-      RETURN_IF_ERROR(Forward(at, batch, true, cancel));
-    } else {
-      RETURN_IF_ERROR(Backward(at, batch, step.microbatch == 0, step.microbatch + 1 == batches.size(), ready, cancel));
-    }
-  }
-  return absl::OkStatus();
-}
-
-absl::StatusOr<LossSum> Gpt2::ForwardBackward(const std::vector<Batch>& microbatches, const ParameterGate& needed,
-                                              const GradientSink& ready, const std::atomic<bool>* cancel) {
-  std::vector<const Batch*> batches;  // with something to predict
-  int64_t rows = 0;
-  for (size_t i = 0; i < microbatches.size(); ++i) {
-    int64_t count = 0;
-    RETURN_IF_ERROR(Annotate(Check(microbatches[i], &count), absl::StrCat("microbatch ", i)));
-    if (count == 0) continue;
-    batches.push_back(&microbatches[i]);
-    rows = std::max(rows, microbatches[i].rows * microbatches[i].length);
-  }
-  if (batches.empty()) return LossSum{};
-  RETURN_IF_ERROR(CheckCancel(cancel));
-  RETURN_IF_ERROR(Reserve(rows, MostInFlight(part_.schedule, part_.mesh.pipeline, part_.place.stage,
-                                             static_cast<uint32_t>(batches.size()))));
-  BeginPass(&needed);
-  return EndPass(Steps(batches, ready, cancel));
-}
-
-absl::StatusOr<LossSum> Gpt2::Evaluate(const Batch& batch, const std::atomic<bool>* cancel) {
-  int64_t count = 0;
-  RETURN_IF_ERROR(Check(batch, &count));
-  if (count == 0) return LossSum{};
-  RETURN_IF_ERROR(CheckCancel(cancel));
-  RETURN_IF_ERROR(Reserve(batch.rows * batch.length, 1));
-  BeginPass(nullptr);
-  return EndPass(Forward(at_[0], batch, false, cancel));
-}
-
 absl::StatusOr<std::vector<float>> Gpt2::NextLogits(const std::vector<int32_t>& tokens) {
-  if (part_.mesh.ranks_of_replica() > 1) return absl::UnimplementedError("logits are made by a whole model only");
+  if (part().mesh.ranks_of_replica() > 1) return absl::UnimplementedError("logits are made by a whole model only");
   Batch batch;
   batch.rows = 1;
   batch.length = static_cast<int64_t>(tokens.size());

@@ -24,9 +24,6 @@ class Gpt2 : public ModelBase {
 
   absl::Status Init();
 
-  absl::StatusOr<LossSum> ForwardBackward(const std::vector<Batch>& microbatches, const ParameterGate& needed,
-                                          const GradientSink& ready, const std::atomic<bool>* cancel) override;
-  absl::StatusOr<LossSum> Evaluate(const Batch& batch, const std::atomic<bool>* cancel) override;
   absl::StatusOr<std::vector<float>> NextLogits(const std::vector<int32_t>& tokens) override;
 
  private:
@@ -67,23 +64,21 @@ class Gpt2 : public ModelBase {
   size_t attention_block(size_t layer) const { return 2 * layer + 1; }
   size_t mlp_block(size_t layer) const { return 2 * layer + 2; }
   size_t last_block() const { return 2 * all_layers_ + 1; }
-  bool is_first() const { return part_.place.stage == 0; }
-  bool is_last() const { return part_.place.stage + 1 == part_.mesh.pipeline; }
-  bool leads() const { return part_.place.tensor == 0; }  // adds what the stage's tensor ranks add once
+  bool is_first() const { return part().place.stage == 0; }
+  bool is_last() const { return part().place.stage + 1 == part().mesh.pipeline; }
+  bool leads() const { return part().place.tensor == 0; }  // adds what the stage's tensor ranks add once
 
-  absl::Status Check(const Batch& batch, int64_t* count) const;
-  // Activations for so many microbatches of `rows` tokens at once.
-  absl::Status Reserve(int64_t rows, size_t microbatches);
+  absl::Status Check(const Batch& batch, int64_t* count) const override;
+  int64_t Positions(const Batch& batch) const override { return batch.rows * batch.length; }
+  absl::Status Reserve(int64_t rows, size_t microbatches) override;
   void Plan(Arena* arena, int64_t rows, size_t microbatches);
-  absl::Status Steps(const std::vector<const Batch*>& batches, const GradientSink& ready,
-                     const std::atomic<bool>* cancel);
 
   // The stage's part: from tokens, or what the stage before sends, to what it sends on, or the loss.
-  absl::Status Forward(Activations& at, const Batch& batch, bool gradient, const std::atomic<bool>* cancel);
+  absl::Status Forward(size_t slot, const Batch& batch, bool gradient, const std::atomic<bool>* cancel) override;
   absl::Status Embed(Activations& at, const Batch& batch, const std::atomic<bool>* cancel);
   absl::Status Loss(Activations& at, int64_t n, bool gradient, const std::atomic<bool>* cancel);
-  absl::Status Backward(Activations& at, const Batch& batch, bool first, bool last, const GradientSink& ready,
-                        const std::atomic<bool>* cancel);
+  absl::Status Backward(size_t slot, const Batch& batch, bool first, bool last, const GradientSink& ready,
+                        const std::atomic<bool>* cancel) override;
   absl::Status LossBackward(Activations& at, int64_t n, bool first, bool last, const GradientSink& ready);
   // gpt2_layer.cc. `layer` counts from the stage's first.
   absl::Status ForwardLayer(size_t layer, Activations& at, const Batch& batch, const std::atomic<bool>* cancel);
@@ -108,7 +103,6 @@ class Gpt2 : public ModelBase {
     backend().Gemm(stream(), rows_w, cols_w, n, 1, {left, rows_w, true}, {right, cols_w}, beta, {gradient(w), cols_w});
   }
 
-  const ModelPart part_;
   const int64_t width_, context_, vocabulary_;
   const size_t all_layers_;
   const Range layers_;         // of the stage

@@ -81,7 +81,7 @@ absl::Status Gpt2::ForwardLayer(size_t layer, Activations& at, const Batch& batc
 
 absl::Status Gpt2::BackwardLayer(size_t layer, Activations& at, const Batch& batch, float beta, bool last,
                                  const GradientSink& ready, const std::atomic<bool>* cancel) {
-  if (part_.recompute && (filled_ != &at || filled_layer_ != layer)) {
+  if (part().recompute && (filled_ != &at || filled_layer_ != layer)) {
     RETURN_IF_ERROR(FillLayer(layer, at, batch, cancel));
   }
   const int64_t n = batch.rows * batch.length, c = width_;

@@ -19,8 +19,7 @@ class Mlp : public ModelBase {
   // `widths`: inputs, hidden, outputs. `prefixes`: of the tensors' names, by layer.
   Mlp(const v1::ModelSpec& spec, std::vector<int64_t> widths, std::vector<std::string> prefixes, ParameterSpace space,
       Backend* backend, const ModelPart& part)
-      : ModelBase(backend, space, ViewOf(spec, space, part.mesh, part.place.stage, 0)),
-        part_(part),
+      : ModelBase(backend, space, ViewOf(spec, space, part.mesh, part.place.stage, 0), part),
         stage_(StageLayers(spec, part.mesh.pipeline)[part.place.stage]),
         widths_(std::move(widths)),
         prefixes_(std::move(prefixes)),
@@ -28,9 +27,6 @@ class Mlp : public ModelBase {
 
   absl::Status Init();
 
-  absl::StatusOr<LossSum> ForwardBackward(const std::vector<Batch>& microbatches, const ParameterGate& needed,
-                                          const GradientSink& ready, const std::atomic<bool>* cancel) override;
-  absl::StatusOr<LossSum> Evaluate(const Batch& batch, const std::atomic<bool>* cancel) override;
   absl::StatusOr<std::vector<float>> NextLogits(const std::vector<int32_t>&) override {
     return absl::UnimplementedError("a classifier has no next token; logits of the last position are for token models");
   }
@@ -50,15 +46,13 @@ class Mlp : public ModelBase {
   // Inputs of layer i of the stage; outputs are those of layer i + 1.
   Floats Values(const Activations& at, size_t i) const { return at.values[i - stage_.begin]; }
 
-  absl::Status Check(const Batch& batch, int64_t* count) const;
-  absl::Status Reserve(int64_t rows, size_t microbatches);
-  absl::Status Forward(Activations& at, const Batch& batch, bool gradient, const std::atomic<bool>* cancel);
-  absl::Status Backward(Activations& at, int64_t rows, bool first, bool last, const GradientSink& ready,
-                        const std::atomic<bool>* cancel);
-  absl::Status Steps(const std::vector<const Batch*>& batches, const GradientSink& ready,
-                     const std::atomic<bool>* cancel);
+  absl::Status Check(const Batch& batch, int64_t* count) const override;
+  int64_t Positions(const Batch& batch) const override { return batch.rows; }
+  absl::Status Reserve(int64_t rows, size_t microbatches) override;
+  absl::Status Forward(size_t slot, const Batch& batch, bool gradient, const std::atomic<bool>* cancel) override;
+  absl::Status Backward(size_t slot, const Batch& batch, bool first, bool last, const GradientSink& ready,
+                        const std::atomic<bool>* cancel) override;
 
-  const ModelPart part_;
   const Range stage_;  // layers
   // Constant after Init.
   const std::vector<int64_t> widths_;
@@ -141,12 +135,13 @@ absl::Status Mlp::Reserve(int64_t rows, size_t microbatches) {
   return absl::OkStatus();
 }
 
-absl::Status Mlp::Forward(Activations& at, const Batch& batch, bool gradient, const std::atomic<bool>* cancel) {
+absl::Status Mlp::Forward(size_t slot, const Batch& batch, bool gradient, const std::atomic<bool>* cancel) {
+  Activations& at = at_[slot];
   const int64_t n = batch.rows, inputs = widths_[stage_.begin];
   if (is_first()) {
     backend().Upload(stream(), batch.features.data(), at.values[0].buffer, at.values[0].first * 4, n * inputs * 4);
   } else {
-    RETURN_IF_ERROR(ReceiveFrom(*part_.stages, part_.place.stage - 1, at.values[0], n * inputs));
+    RETURN_IF_ERROR(ReceiveFrom(*part().stages, part().place.stage - 1, at.values[0], n * inputs));
   }
   for (size_t i = stage_.begin; i < stage_.end; ++i) {
     RETURN_IF_ERROR(Enter(i, cancel));
@@ -160,7 +155,7 @@ absl::Status Mlp::Forward(Activations& at, const Batch& batch, bool gradient, co
     }
   }
   if (!is_last()) {
-    return SendTo(*part_.stages, part_.place.stage + 1, at.values.back(), n * widths_[stage_.end]);
+    return SendTo(*part().stages, part().place.stage + 1, at.values.back(), n * widths_[stage_.end]);
   }
   backend().Upload(stream(), batch.labels.data(), at.labels.buffer, at.labels.first * 4, n * 4);
   if (logistic_) {
@@ -171,11 +166,13 @@ absl::Status Mlp::Forward(Activations& at, const Batch& batch, bool gradient, co
   return absl::OkStatus();
 }
 
-absl::Status Mlp::Backward(Activations& at, int64_t rows, bool first, bool last, const GradientSink& ready,
+absl::Status Mlp::Backward(size_t slot, const Batch& batch, bool first, bool last, const GradientSink& ready,
                            const std::atomic<bool>* cancel) {
+  Activations& at = at_[slot];
+  const int64_t rows = batch.rows;
   Floats d = at.values.back(), next = even_, other = odd_;
   if (!is_last()) {
-    RETURN_IF_ERROR(ReceiveFrom(*part_.stages, part_.place.stage + 1, next, rows * widths_[stage_.end]));
+    RETURN_IF_ERROR(ReceiveFrom(*part().stages, part().place.stage + 1, next, rows * widths_[stage_.end]));
     d = next;
     std::swap(next, other);
   }
@@ -197,53 +194,8 @@ absl::Status Mlp::Backward(Activations& at, int64_t rows, bool first, bool last,
     }
     if (last) RETURN_IF_ERROR(Leave(i, ready, 1));
   }
-  if (!is_first()) RETURN_IF_ERROR(SendTo(*part_.stages, part_.place.stage - 1, d, rows * widths_[stage_.begin]));
+  if (!is_first()) RETURN_IF_ERROR(SendTo(*part().stages, part().place.stage - 1, d, rows * widths_[stage_.begin]));
   return last ? Deliver(ready, 0) : absl::OkStatus();
-}
-
-absl::Status Mlp::Steps(const std::vector<const Batch*>& batches, const GradientSink& ready,
-                        const std::atomic<bool>* cancel) {
-  for (const PipelineStep& step :
-       StageSteps(part_.schedule, part_.mesh.pipeline, part_.place.stage, static_cast<uint32_t>(batches.size()))) {
-    Activations& at = at_[step.microbatch % at_.size()];
-    const Batch& batch = *batches[step.microbatch];
-    if (step.kind == PipelineStep::kForward) {
-      RETURN_IF_ERROR(Forward(at, batch, true, cancel));
-    } else {
-      RETURN_IF_ERROR(
-          Backward(at, batch.rows, step.microbatch == 0, step.microbatch + 1 == batches.size(), ready, cancel));
-    }
-  }
-  return absl::OkStatus();
-}
-
-absl::StatusOr<LossSum> Mlp::ForwardBackward(const std::vector<Batch>& microbatches, const ParameterGate& needed,
-                                             const GradientSink& ready, const std::atomic<bool>* cancel) {
-  std::vector<const Batch*> batches;  // with something to predict
-  int64_t rows = 0;
-  for (size_t i = 0; i < microbatches.size(); ++i) {
-    int64_t count = 0;
-    RETURN_IF_ERROR(Annotate(Check(microbatches[i], &count), absl::StrCat("microbatch ", i)));
-    if (count == 0) continue;
-    batches.push_back(&microbatches[i]);
-    rows = std::max(rows, microbatches[i].rows);
-  }
-  if (batches.empty()) return LossSum{};
-  RETURN_IF_ERROR(CheckCancel(cancel));
-  RETURN_IF_ERROR(Reserve(rows, MostInFlight(part_.schedule, part_.mesh.pipeline, part_.place.stage,
-                                             static_cast<uint32_t>(batches.size()))));
-  BeginPass(&needed);
-  return EndPass(Steps(batches, ready, cancel));
-}
-
-absl::StatusOr<LossSum> Mlp::Evaluate(const Batch& batch, const std::atomic<bool>* cancel) {
-  int64_t count = 0;
-  RETURN_IF_ERROR(Check(batch, &count));
-  if (count == 0) return LossSum{};
-  RETURN_IF_ERROR(CheckCancel(cancel));
-  RETURN_IF_ERROR(Reserve(batch.rows, 1));
-  BeginPass(nullptr);
-  return EndPass(Forward(at_[0], batch, false, cancel));
 }
 
 }  // namespace

@@ -76,8 +76,8 @@ class Model {
 // What of a model one rank computes, and with whom. Ranks of a replica are given the same batches and make the same
 // calls at about the same time. An error of one of them leaves the others waiting until their groups break.
 struct ModelPart {
-  Mesh mesh;
-  Mesh::Place place;
+  Mesh mesh = {};
+  Mesh::Place place = {};
   PipelineSchedule schedule = PipelineSchedule::kOneForwardOneBackward;
   bool recompute = false;  // gpt2: see TrainSpec.recompute
   // Both outlive the model. Null where the degree is 1.

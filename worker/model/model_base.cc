@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "common/log.h"
 #include "common/status_macros.h"
 
@@ -102,6 +103,50 @@ void ModelBase::ParametersChanged(Range range) {
       changed_[i].push_back(part);
     }
   }
+}
+
+absl::Status ModelBase::Steps(const std::vector<const Batch*>& batches, uint32_t slots, const GradientSink& ready,
+                              const std::atomic<bool>* cancel) {
+  const uint32_t n = static_cast<uint32_t>(batches.size());
+  for (const PipelineStep& step : StageSteps(part_.schedule, part_.mesh.pipeline, part_.place.stage, n)) {
+    const uint32_t m = step.microbatch;
+    if (step.kind == PipelineStep::kForward) {
+      RETURN_IF_ERROR(Forward(m % slots, *batches[m], true, cancel));
+    } else {
+      RETURN_IF_ERROR(Backward(m % slots, *batches[m], m == 0, m + 1 == n, ready, cancel));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<LossSum> ModelBase::ForwardBackward(const std::vector<Batch>& microbatches, const ParameterGate& needed,
+                                                   const GradientSink& ready, const std::atomic<bool>* cancel) {
+  std::vector<const Batch*> batches;  // with something to predict
+  int64_t positions = 0;
+  for (size_t i = 0; i < microbatches.size(); ++i) {
+    int64_t count = 0;
+    RETURN_IF_ERROR(Annotate(Check(microbatches[i], &count), absl::StrCat("microbatch ", i)));
+    if (count == 0) continue;
+    batches.push_back(&microbatches[i]);
+    positions = std::max(positions, Positions(microbatches[i]));
+  }
+  if (batches.empty()) return LossSum{};
+  RETURN_IF_ERROR(CheckCancel(cancel));
+  const uint32_t slots =
+      MostInFlight(part_.schedule, part_.mesh.pipeline, part_.place.stage, static_cast<uint32_t>(batches.size()));
+  RETURN_IF_ERROR(Reserve(positions, slots));
+  BeginPass(&needed);
+  return EndPass(Steps(batches, slots, ready, cancel));
+}
+
+absl::StatusOr<LossSum> ModelBase::Evaluate(const Batch& batch, const std::atomic<bool>* cancel) {
+  int64_t count = 0;
+  RETURN_IF_ERROR(Check(batch, &count));
+  if (count == 0) return LossSum{};
+  RETURN_IF_ERROR(CheckCancel(cancel));
+  RETURN_IF_ERROR(Reserve(Positions(batch), 1));
+  BeginPass(nullptr);
+  return EndPass(Forward(0, batch, false, cancel));
 }
 
 void ModelBase::BeginPass(const ParameterGate* needed) {

@@ -70,17 +70,29 @@ class ModelBase : public Model {
   const float* gradients() const override { return gradients_.host(); }
   std::shared_ptr<const void> gradient_owner() const override { return gradients_.owner(); }
   std::shared_ptr<const SharedRegion> gradient_region() const override { return gradients_.region(); }
+  absl::StatusOr<LossSum> ForwardBackward(const std::vector<Batch>& microbatches, const ParameterGate& needed,
+                                          const GradientSink& ready, const std::atomic<bool>* cancel) override;
+  absl::StatusOr<LossSum> Evaluate(const Batch& batch, const std::atomic<bool>* cancel) override;
   // Any thread, also during a pass (whose own parameters it does not change where the device has memory of its own).
   void ParametersChanged(Range range) override ABSL_LOCKS_EXCLUDED(mutex_);
 
  protected:
-  // `view`: what this rank holds of the space.
-  ModelBase(Backend* backend, ParameterSpace space, std::vector<Range> view)
-      : backend_(backend), space_(std::move(space)), view_(std::move(view)) {}
+  // `view`: what the part's rank holds of the space.
+  ModelBase(Backend* backend, ParameterSpace space, std::vector<Range> view, const ModelPart& part)
+      : part_(part), backend_(backend), space_(std::move(space)), view_(std::move(view)) {}
   ~ModelBase() override;
 
   // Allocates; `blocks` in the order of the space, together all of it.
   absl::Status Init(std::vector<Range> blocks);
+
+  // What a model does with one microbatch; activations of `slot` are kept from the forward to the backward pass.
+  virtual absl::Status Check(const Batch& batch, int64_t* count) const = 0;  // count: of targets
+  virtual int64_t Positions(const Batch& batch) const = 0;                   // rows of its activations
+  virtual absl::Status Reserve(int64_t positions, size_t slots) = 0;         // at least; grows only
+  virtual absl::Status Forward(size_t slot, const Batch& batch, bool gradient, const std::atomic<bool>* cancel) = 0;
+  // `first`, `last`: of the pass.
+  virtual absl::Status Backward(size_t slot, const Batch& batch, bool first, bool last, const GradientSink& ready,
+                                const std::atomic<bool>* cancel) = 0;
 
   // Brackets of a pass: the end waits for all that was enqueued (always, also after an error) and returns the sums.
   // `needed` outlives the pass.
@@ -109,6 +121,7 @@ class ModelBase : public Model {
   Floats gradient(uint64_t element) const { return gradients_.device(static_cast<int64_t>(element)); }
   View<double> sums() const { return {sums_.get(), 0}; }
   Stream& stream() { return *compute_; }
+  const ModelPart& part() const { return part_; }
   Backend& backend() { return *backend_; }
 
  private:
@@ -121,6 +134,10 @@ class ModelBase : public Model {
   template <typename Exchange>
   absl::Status InHost(Floats x, int64_t n, bool read, bool write, Exchange exchange);
 
+  absl::Status Steps(const std::vector<const Batch*>& batches, uint32_t slots, const GradientSink& ready,
+                     const std::atomic<bool>* cancel);
+
+  const ModelPart part_;
   Backend* const backend_;
   const ParameterSpace space_;
   const std::vector<Range> view_;
