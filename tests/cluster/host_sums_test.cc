@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "tests/cluster/in_process_cluster.h"
+#include "tests/cluster/small_text_job.h"
 #include "tests/common/temporary_folder.h"
 
 namespace sluice {
@@ -18,12 +19,6 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 constexpr uint64_t kRounds = 12;
-
-struct Outcome {
-  uint64_t hash = 0;
-  uint64_t bytes = 0;  // in messages
-  v1::JobStatus status;
-};
 
 // "first+ranks of shards" of each sum.
 std::vector<std::string> Sums(const v1::JobStatus& status) {
@@ -80,23 +75,10 @@ class HostSumsTest : public ::testing::Test {
     return options;
   }
 
-  using Disturb = std::function<void(InProcessCluster&, const std::string& job)>;
-  Outcome Train(const v1::JobSpec& spec, const ClusterOptions& options, const Disturb& disturb = nullptr) {
+  template <typename... Disturb>
+  static TrainedJob Train(const v1::JobSpec& spec, const ClusterOptions& options, const Disturb&... disturb) {
     InProcessCluster cluster(options);
-    Outcome outcome;
-    const auto job = cluster.Submit(spec);
-    EXPECT_TRUE(job.ok()) << job.status();
-    if (!job.ok()) return outcome;
-    if (disturb) disturb(cluster, *job);
-    const auto end = cluster.AwaitEnd(*job);
-    EXPECT_TRUE(end.ok() && end->state() == v1::SUCCEEDED) << end.status() << (end.ok() ? end->message() : "");
-    if (!end.ok()) return outcome;
-    outcome.bytes = cluster.network().bytes_written();
-    const auto parameters = cluster.Parameters(*end);
-    EXPECT_TRUE(parameters.ok()) << parameters.status();
-    if (parameters.ok()) outcome.hash = HashOf(*parameters);
-    outcome.status = *end;
-    return outcome;
+    return TrainToTheEnd(&cluster, spec, disturb...);
   }
 
   const TemporaryFolder folder_;
@@ -116,8 +98,8 @@ TEST_F(HostSumsTest, TheSameBitsAndOnePushForEachHost) {
   };
   for (const auto& c : cases) {
     const auto workers = static_cast<int>(c.hosts.size());
-    const Outcome off = Train(With(Spec(workers), v1::TransferSpec::OFF), On(c.hosts));
-    const Outcome on = Train(With(Spec(workers), v1::TransferSpec::AUTO), On(c.hosts));
+    const TrainedJob off = Train(With(Spec(workers), v1::TransferSpec::OFF), On(c.hosts));
+    const TrainedJob on = Train(With(Spec(workers), v1::TransferSpec::AUTO), On(c.hosts));
     EXPECT_EQ(on.hash, off.hash) << workers << " workers";
     EXPECT_THAT(Sums(off.status), ElementsAre());
     EXPECT_EQ(Sums(on.status), c.sums);
@@ -151,16 +133,16 @@ TEST_F(HostSumsTest, EmptyContributions) {
 TEST_F(HostSumsTest, ServersOfTheHostAreLeftOutUnlessItIsOn) {
   ClusterOptions options = On({"a", "a"});
   options.hosts["server-0"] = "a";
-  const Outcome off = Train(With(Spec(2), v1::TransferSpec::OFF), options);
-  const Outcome half = Train(With(Spec(2), v1::TransferSpec::AUTO), options);
-  const Outcome on = Train(With(Spec(2), v1::TransferSpec::ON), options);
+  const TrainedJob off = Train(With(Spec(2), v1::TransferSpec::OFF), options);
+  const TrainedJob half = Train(With(Spec(2), v1::TransferSpec::AUTO), options);
+  const TrainedJob on = Train(With(Spec(2), v1::TransferSpec::ON), options);
   EXPECT_EQ(half.hash, off.hash);
   EXPECT_EQ(on.hash, off.hash);
   ASSERT_EQ(half.status.host_sums_size(), 1);
   ASSERT_EQ(on.status.host_sums_size(), 1);
   EXPECT_EQ(half.status.host_sums(0).shards() * 2, on.status.host_sums(0).shards());
   options.hosts["server-1"] = "a";
-  const Outcome none = Train(With(Spec(2), v1::TransferSpec::AUTO), options);
+  const TrainedJob none = Train(With(Spec(2), v1::TransferSpec::AUTO), options);
   EXPECT_EQ(none.hash, off.hash);
   EXPECT_EQ(none.status.host_sums_size(), 0);
 }
@@ -182,12 +164,12 @@ TEST_F(HostSumsTest, DeathsOfLeaderAndMemberChangeNoBit) {
   const std::vector<std::string> hosts = {"a", "a", "a", "b", "b"};
   v1::JobSpec spec = Spec(5);
   spec.mutable_train()->set_rounds(150);
-  const Outcome off = Train(With(spec, v1::TransferSpec::OFF), On(hosts));
+  const TrainedJob off = Train(With(spec, v1::TransferSpec::OFF), On(hosts));
   ClusterOptions options = On(hosts);
   options.network.max_delay = absl::Milliseconds(1);  // so that it is still under way when its progress is heard of
   // By the numbers of their hosts b's workers are ranks 0 and 1, a's 2 and 3 (a sum) and 4.
   for (const int victim : {3, 4, 0, 1, 2}) {
-    const Outcome on = Train(With(spec, v1::TransferSpec::AUTO), options, [&](InProcessCluster& cluster, auto& job) {
+    const TrainedJob on = Train(With(spec, v1::TransferSpec::AUTO), options, [&](InProcessCluster& cluster, auto& job) {
       ASSERT_TRUE(cluster.AwaitRounds(job, 7).ok());
       cluster.KillWorker(victim);
       cluster.StartWorker(victim);
@@ -205,10 +187,10 @@ TEST_F(HostSumsTest, BrokenStreamsChangeNoBit) {
   v1::JobSpec spec = Spec(4);
   spec.mutable_train()->set_rounds(40);
   ClusterOptions options = On({"a", "a", "a", "a"});
-  const Outcome off = Train(With(spec, v1::TransferSpec::OFF), options);
+  const TrainedJob off = Train(With(spec, v1::TransferSpec::OFF), options);
   options.network.delay_seed = 5;
   options.network.max_delay = absl::Milliseconds(2);
-  const Outcome on = Train(With(spec, v1::TransferSpec::AUTO), options, [&](InProcessCluster& cluster, auto& job) {
+  const TrainedJob on = Train(With(spec, v1::TransferSpec::AUTO), options, [&](InProcessCluster& cluster, auto& job) {
     for (uint64_t round = 2; round < 38; ++round) {
       ASSERT_TRUE(cluster.AwaitRounds(job, round).ok());
       cluster.network().Break(absl::StrCat("worker-", 1 + round % 3), "worker-0");
@@ -223,9 +205,9 @@ TEST_F(HostSumsTest, WhoCannotReachItsLeaderPushesForItselfAndStatusSaysSo) {
   v1::JobSpec spec = Spec(2);
   spec.mutable_train()->set_rounds(40);
   ClusterOptions options = On({"a", "a"});
-  const Outcome off = Train(With(spec, v1::TransferSpec::OFF), options);
+  const TrainedJob off = Train(With(spec, v1::TransferSpec::OFF), options);
   options.peers_answer = false;
-  const Outcome on = Train(With(spec, v1::TransferSpec::AUTO), options);
+  const TrainedJob on = Train(With(spec, v1::TransferSpec::AUTO), options);
   EXPECT_EQ(on.hash, off.hash);
   EXPECT_EQ(on.status.host_sums_size(), 0);
   EXPECT_EQ(on.status.recoveries(), 1u);

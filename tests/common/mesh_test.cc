@@ -10,23 +10,13 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "tests/common/model_specs.h"
 
 namespace sluice {
 namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-
-v1::ModelSpec Gpt(uint32_t layers, uint32_t heads, uint32_t width, uint32_t context, uint32_t vocabulary) {
-  v1::ModelSpec model;
-  v1::Gpt2Spec* gpt2 = model.mutable_gpt2();
-  gpt2->set_layers(layers);
-  gpt2->set_heads(heads);
-  gpt2->set_width(width);
-  gpt2->set_context(context);
-  gpt2->set_vocabulary(vocabulary);
-  return model;
-}
 
 v1::ModelSpec Mlp(const std::vector<uint64_t>& widths) {
   v1::ModelSpec model;
@@ -155,11 +145,11 @@ TEST(MeshTest, OfEqualDealingsTheFirstStagesHaveFewerLayers) {
 
 TEST(MeshTest, TheHeadWeighs) {
   // A head of the weight of 5.3 layers.
-  EXPECT_THAT(StageLayers(Gpt(12, 12, 768, 1024, 50257), 2), ElementsAre(Range{0, 8}, Range{8, 12}));
-  EXPECT_THAT(StageLayers(Gpt(4, 8, 256, 128, 256), 2), ElementsAre(Range{0, 2}, Range{2, 4}));
+  EXPECT_THAT(StageLayers(GptSpec(12, 12, 768, 1024, 50257), 2), ElementsAre(Range{0, 8}, Range{8, 12}));
+  EXPECT_THAT(StageLayers(GptSpec(4, 8, 256, 128, 256), 2), ElementsAre(Range{0, 2}, Range{2, 4}));
   EXPECT_THAT(StageLayers(Mlp({784, 1000, 10, 10}), 2), ElementsAre(Range{0, 1}, Range{1, 3}));
   // The largest sizes that a spec can name.
-  EXPECT_EQ(StageLayers(Gpt(1024, 1, 65536, 1 << 20, 1 << 24), 64).size(), 64u);
+  EXPECT_EQ(StageLayers(GptSpec(1024, 1, 65536, 1 << 20, 1 << 24), 64).size(), 64u);
 }
 
 // ---------------------------------------------------------------- what is not allowed
@@ -168,7 +158,7 @@ std::string Refusal(const v1::ModelSpec& model, const Mesh& mesh) {
 }
 
 TEST(MeshTest, WhatCannotBeCutIsRefusedWithTheNearestValue) {
-  const v1::ModelSpec gpt = Gpt(4, 12, 768, 128, 50257);
+  const v1::ModelSpec gpt = GptSpec(4, 12, 768, 128, 50257);
   EXPECT_TRUE(CheckMesh(gpt, {.data = 3, .pipeline = 4, .tensor = 6, .sequence_parallel = true}).ok());
   EXPECT_EQ(Refusal(gpt, {.tensor = 5}),
             "parallel.tensor: found 5; it must divide the model's 12 attention heads (model.gpt2.heads); the nearest "
@@ -185,14 +175,14 @@ TEST(MeshTest, WhatCannotBeCutIsRefusedWithTheNearestValue) {
 
 // ---------------------------------------------------------------- views and segments
 TEST(MeshTest, OneRankHoldsAndPushesAll) {
-  const v1::ModelSpec model = Gpt(2, 2, 8, 4, 11);
+  const v1::ModelSpec model = GptSpec(2, 2, 8, 4, 11);
   const ParameterSpace space = SpaceOf(model);
   EXPECT_THAT(SegmentsOf(model, space, {.data = 5}), ElementsAre(Segment{{0, space.size()}, {0}}));
   EXPECT_THAT(ViewOf(model, space, {.data = 5}, 0, 0), ElementsAre(Range{0, space.size()}));
 }
 
 TEST(MeshTest, ExampleOfTwoStagesOfTwoTensorRanks) {
-  const v1::ModelSpec model = Gpt(2, 2, 4, 3, 5);
+  const v1::ModelSpec model = GptSpec(2, 2, 4, 3, 5);
   const ParameterSpace space = SpaceOf(model);
   const Mesh mesh{.pipeline = 2, .tensor = 2};
   const std::vector<Segment> segments = SegmentsOf(model, space, mesh);
@@ -230,8 +220,8 @@ TEST(MeshTest, RandomMeshes) {
       mesh.pipeline = 1 + static_cast<uint32_t>(random() % layers);
       mesh.sequence_parallel = mesh.tensor > 1 && random() % 2 == 0;
       const uint32_t heads = mesh.tensor * (1 + static_cast<uint32_t>(random() % 3));
-      model = Gpt(layers, heads, heads * (1 + static_cast<uint32_t>(random() % 4)), 1 + random() % 9,
-                  mesh.tensor + static_cast<uint32_t>(random() % 30));
+      model = GptSpec(layers, heads, heads * (1 + static_cast<uint32_t>(random() % 4)), 1 + random() % 9,
+                      mesh.tensor + static_cast<uint32_t>(random() % 30));
     }
     ASSERT_TRUE(CheckMesh(model, mesh).ok()) << CheckMesh(model, mesh);
     const ParameterSpace space = SpaceOf(model);
@@ -276,13 +266,13 @@ TEST(MeshTest, RandomMeshes) {
 
 // A worker of two holds little more than half.
 TEST(MeshTest, HalfTheModelHalfTheMemory) {
-  for (const v1::ModelSpec& model : {Gpt(4, 8, 256, 128, 256), Gpt(12, 12, 768, 1024, 50257)}) {
+  for (const v1::ModelSpec& model : {GptSpec(4, 8, 256, 128, 256), GptSpec(12, 12, 768, 1024, 50257)}) {
     const ParameterSpace space = SpaceOf(model);
     for (uint32_t t = 0; t < 2; ++t) {
       EXPECT_LE(Elements(ViewOf(model, space, {.tensor = 2}, 0, t)), 0.52 * static_cast<double>(space.size()));
     }
   }
-  const v1::ModelSpec model = Gpt(4, 8, 256, 128, 256);
+  const v1::ModelSpec model = GptSpec(4, 8, 256, 128, 256);
   const ParameterSpace space = SpaceOf(model);
   const double with_tied = static_cast<double>(space.size() + space.Find("wte")->elements);
   for (uint32_t p = 0; p < 2; ++p) EXPECT_LE(Elements(ViewOf(model, space, {.pipeline = 2}, p, 0)), 0.52 * with_tied);

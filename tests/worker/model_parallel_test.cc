@@ -11,22 +11,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/mesh.h"
+#include "tests/common/model_specs.h"
 #include "tests/worker/mailroom.h"
 #include "tests/worker/model_fixture.h"
 
 namespace sluice {
 namespace {
-
-v1::ModelSpec Gpt(uint32_t layers, uint32_t heads, uint32_t width, uint32_t context, uint32_t vocabulary) {
-  v1::ModelSpec model;
-  v1::Gpt2Spec* gpt2 = model.mutable_gpt2();
-  gpt2->set_layers(layers);
-  gpt2->set_heads(heads);
-  gpt2->set_width(width);
-  gpt2->set_context(context);
-  gpt2->set_vocabulary(vocabulary);
-  return model;
-}
 
 // A replica: one model a rank, each with a backend of its own and NaN wherever it holds nothing.
 class Replica {
@@ -197,7 +187,7 @@ INSTANTIATE_TEST_SUITE_P(Meshes, ModelParallelTest,
                          });
 
 TEST_P(ModelParallelTest, TheSameLossAndGradientAsOnOneRank) {
-  const v1::ModelSpec spec = Gpt(4, 4, 16, 8, 27);  // 27 rows on 2 or 4 ranks: uneven
+  const v1::ModelSpec spec = GptSpec(4, 4, 16, 8, 27);  // 27 rows on 2 or 4 ranks: uneven
   ModelFixture one(spec);
   const std::vector<Batch> batches = Microbatches(8, 27);
   const Trained expected = one.Train(batches);
@@ -212,7 +202,7 @@ TEST_P(ModelParallelTest, TheSameLossAndGradientAsOnOneRank) {
 }
 
 TEST_P(ModelParallelTest, TheSameBitsInEveryRunAndOnADeviceOfItsOwn) {
-  const v1::ModelSpec spec = Gpt(4, 4, 16, 8, 27);
+  const v1::ModelSpec spec = GptSpec(4, 4, 16, 8, 27);
   ModelFixture one(spec);
   const std::vector<Batch> batches = Microbatches(8, 27);
   Replica replica(spec, GetParam().mesh, one.model().parameters(), GetParam().schedule);
@@ -247,7 +237,7 @@ TEST(MlpPipelineTest, TheSameLossAndGradientAsOnOneRank) {
 }
 
 TEST_P(ModelParallelTest, RecomputationHasTheSameBits) {
-  const v1::ModelSpec spec = Gpt(4, 4, 16, 8, 27);
+  const v1::ModelSpec spec = GptSpec(4, 4, 16, 8, 27);
   ModelFixture one(spec);
   const std::vector<Batch> batches = Microbatches(8, 27);
   Replica kept(spec, GetParam().mesh, one.model().parameters(), GetParam().schedule);
@@ -260,7 +250,7 @@ TEST_P(ModelParallelTest, RecomputationHasTheSameBits) {
 
 // Schedules change when something is computed, not what.
 TEST(ModelParallelScheduleTest, SchedulesHaveTheSameBits) {
-  const v1::ModelSpec spec = Gpt(4, 4, 16, 8, 27);
+  const v1::ModelSpec spec = GptSpec(4, 4, 16, 8, 27);
   ModelFixture one(spec);
   const std::vector<Batch> batches = Microbatches(8, 27);
   const Mesh mesh{.pipeline = 4};
@@ -277,7 +267,7 @@ TEST(ModelParallelScheduleTest, SchedulesHaveTheSameBits) {
 // gathering of 4 numbers a position. Between stages: [N, C] forward and backward.
 TEST(ModelParallelTrafficTest, WhatIsSaid) {
   const uint64_t layers = 3, width = 16, context = 8;
-  const v1::ModelSpec spec = Gpt(layers, 4, width, context, 27);
+  const v1::ModelSpec spec = GptSpec(layers, 4, width, context, 27);
   ModelFixture one(spec);
   const std::vector<Batch> batches = {Tokens(2, context, 27, 10), Tokens(2, context, 27, 20)};
   const uint64_t n = 2 * context;
@@ -297,7 +287,7 @@ TEST(ModelParallelTrafficTest, WhatIsSaid) {
 
 TEST(ModelParallelRefusalTest, WhatCannotBeCut) {
   const auto backend = MakeBackend({}).value();
-  const auto model = MakeModel(Gpt(2, 4, 16, 8, 27), backend.get(), {.mesh = {.tensor = 3}});
+  const auto model = MakeModel(GptSpec(2, 4, 16, 8, 27), backend.get(), {.mesh = {.tensor = 3}});
   EXPECT_EQ(model.status().code(), absl::StatusCode::kInvalidArgument);
 }
 
