@@ -63,7 +63,6 @@ void FillCsv(v1::CsvSource* csv) {
 }
 
 void FillTrain(v1::TrainSpec* train) {
-  if (!train->has_microbatches()) train->set_microbatches(1);
   if (!train->has_seed()) train->set_seed(1);
   if (!train->has_eval_every()) train->set_eval_every(std::max<uint64_t>(1, train->rounds() / 10));
   if (train->mode() == v1::TrainSpec::MODE_UNSPECIFIED) train->set_mode(v1::TrainSpec::SYNC);
@@ -108,6 +107,10 @@ void FillDefaults(v1::JobSpec* spec) {
   if (!parallel->has_data()) parallel->set_data(1);
   if (!parallel->has_tensor()) parallel->set_tensor(1);
   if (!parallel->has_pipeline()) parallel->set_pipeline(1);
+  if (!parallel->has_microbatches()) parallel->set_microbatches(1);
+  if (parallel->schedule() == v1::ParallelSpec::SCHEDULE_UNSPECIFIED) {
+    parallel->set_schedule(v1::ParallelSpec::ONE_F_ONE_B);
+  }
   v1::CheckpointSpec* checkpoint = spec->mutable_checkpoint();
   if (!checkpoint->has_every_rounds()) checkpoint->set_every_rounds(std::max<uint64_t>(1, spec->train().rounds() / 5));
   if (!checkpoint->has_keep()) checkpoint->set_keep(3);

@@ -297,9 +297,6 @@ class Checker {
     const v1::TrainSpec& train = spec_.train();
     Whole("train.rounds", train.rounds(), 1, uint64_t{1} << 40);
     Whole("train.batch", train.batch(), 1, uint64_t{1} << 24);
-    if (train.microbatches() == 0 || (train.batch() > 0 && train.microbatches() > train.batch())) {
-      Problem("train.microbatches: found ", train.microbatches(), ", allowed 1 to train.batch, ", train.batch());
-    }
     if (train.recompute() && !spec_.model().has_gpt2()) {
       Problem("train.recompute: found true; only gpt2 models have layers that keep enough to gain by it; leave it out");
     }
@@ -383,6 +380,10 @@ class Checker {
     Whole("parallel.data", parallel.data(), 1, 1024);
     Later("parallel.tensor", parallel.tensor(), 1);
     Later("parallel.pipeline", parallel.pipeline(), 1);
+    const uint32_t batch = spec_.train().batch();
+    if (parallel.microbatches() == 0 || (batch > 0 && parallel.microbatches() > batch)) {
+      Problem("parallel.microbatches: found ", parallel.microbatches(), ", allowed 1 to train.batch, ", batch);
+    }
   }
 
   void Transfer() {
@@ -453,7 +454,7 @@ class Checker {
   // The largest tensor of a microbatch has to be one that 64-bit sizes in bytes can name with room to spare.
   void Activations() {
     const Range slots = ReplicaSlots(spec_.train().batch(), 0, spec_.parallel().data());
-    const uint64_t rows = MicrobatchSlots(slots, 0, spec_.train().microbatches()).size();
+    const uint64_t rows = MicrobatchSlots(slots, 0, spec_.parallel().microbatches()).size();
     unsigned __int128 elements = rows;
     if (spec_.model().has_gpt2()) {
       const v1::Gpt2Spec& gpt2 = spec_.model().gpt2();
@@ -468,7 +469,7 @@ class Checker {
     }
     if (elements > kMaxActivations) {
       Problem("train.batch: found ", spec_.train().batch(), ", with which one tensor of a microbatch of ", rows,
-              " samples has more than 2^44 elements; lower it, or raise train.microbatches");
+              " samples has more than 2^44 elements; lower it, or raise parallel.microbatches");
     }
   }
 

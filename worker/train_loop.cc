@@ -50,7 +50,7 @@ absl::StatusOr<LossSum> TrainLoop::Train(const Work& work) {
   if (hooks_ != nullptr) hooks_->BeforeCompute(job_id_, work.generation, work.round);
   std::vector<Batch> microbatches;
   double count = 0;
-  const uint32_t parts = std::max(spec_.train().microbatches(), 1u);
+  const uint32_t parts = std::max(spec_.parallel().microbatches(), 1u);
   for (uint32_t m = 0; m < parts; ++m) {
     const Range positions = MicrobatchSlots(work.positions, m, parts);
     if (positions.size() == 0) continue;
@@ -78,7 +78,7 @@ absl::StatusOr<LossSum> TrainLoop::Evaluate(const Work& work) {
   // As many samples at once as in training, which fit the memory.
   const Range slots = ReplicaSlots(spec_.train().batch(), 0, work.replicas);
   const uint64_t rows =
-      std::max<uint64_t>(1, MicrobatchSlots(slots, 0, std::max(spec_.train().microbatches(), 1u)).size());
+      std::max<uint64_t>(1, MicrobatchSlots(slots, 0, std::max(spec_.parallel().microbatches(), 1u)).size());
   LossSum total;
   for (uint64_t first = samples.begin; first < samples.end; first += rows) {
     if (*work.cancel) return absl::CancelledError("the generation ended");

@@ -357,7 +357,6 @@ data:
 train:
   rounds: 52
   batch: 1
-  microbatches: 1
   seed: 1
   eval_every: 5
   eval_samples: 0
@@ -379,6 +378,9 @@ parallel:
   tensor: 1
   pipeline: 1
   chunk_elements: 0
+  microbatches: 1
+  schedule: one_f_one_b
+  sequence_parallel: false
 checkpoint:
   every_rounds: 10
   keep: 3

@@ -46,7 +46,7 @@ std::shared_ptr<const Layout> TestPlan::Make() const {
   spec->mutable_data()->mutable_idx()->set_labels("labels");
   spec->mutable_train()->set_rounds(rounds);
   spec->mutable_train()->set_batch(batch);
-  spec->mutable_train()->set_microbatches(microbatches);
+  spec->mutable_parallel()->set_microbatches(microbatches);
   spec->mutable_train()->set_eval_every(eval_every);
   spec->mutable_optimizer()->mutable_sgd()->set_learning_rate(0.1);
   spec->mutable_parallel()->set_data(replicas);

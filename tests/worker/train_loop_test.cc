@@ -256,7 +256,6 @@ TEST(TrainPositionsTest, EveryPositionOfARoundIsComputedOnce) {
       for (uint32_t microbatches : {1u, 2u, 4u}) {
         v1::TrainSpec train;
         train.set_batch(batch);
-        train.set_microbatches(microbatches);
         uint64_t next = 3 * batch;
         for (uint32_t d = 0; d < replicas; ++d) {
           for (uint32_t m = 0; m < microbatches; ++m) {
