@@ -105,9 +105,9 @@ std::string Gpt2ConfigText(const v1::Gpt2Spec& spec, FloatFormat format) {
   config["n_inner"] = nullptr;
   config["layer_norm_epsilon"] = spec.layer_norm_epsilon() == 0 ? 1e-5 : spec.layer_norm_epsilon();
   config["tie_word_embeddings"] = true;
-  config["embd_pdrop"] = 0.0;
-  config["attn_pdrop"] = 0.0;
-  config["resid_pdrop"] = 0.0;
+  config["embd_pdrop"] = spec.dropout();
+  config["attn_pdrop"] = spec.dropout();
+  config["resid_pdrop"] = spec.dropout();
   config["torch_dtype"] = format == FloatFormat::kF16    ? "float16"
                           : format == FloatFormat::kBF16 ? "bfloat16"
                                                          : "float32";

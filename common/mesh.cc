@@ -8,6 +8,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 
 namespace sluice {
@@ -38,9 +39,8 @@ uint32_t Nearest(uint32_t found, uint32_t most, Allowed allowed) {
   return best;
 }
 
-absl::Status Refused(const char* field, uint32_t found, const std::string& limit, uint32_t nearest) {
-  return absl::InvalidArgumentError(
-      absl::StrCat(field, ": found ", found, "; ", limit, "; the nearest value allowed is ", nearest));
+std::string Refusal(const char* field, uint32_t found, const std::string& limit, uint32_t nearest) {
+  return absl::StrCat(field, ": found ", found, "; ", limit, "; the nearest value allowed is ", nearest);
 }
 
 // The sums of costs from layer 0 on, so that those of a stage are a difference.
@@ -123,32 +123,46 @@ Range PartOf(uint64_t n, uint32_t parts, uint32_t part) {
   return {begin, begin + each + (part < larger ? 1 : 0)};
 }
 
+Mesh MeshOf(const v1::ParallelSpec& parallel) {
+  return {.data = std::max(1u, parallel.data()),
+          .pipeline = std::max(1u, parallel.pipeline()),
+          .tensor = std::max(1u, parallel.tensor()),
+          .sequence_parallel = parallel.sequence_parallel()};
+}
+
+std::string MeshText(const Mesh& mesh) {
+  return absl::StrCat("parallel.data ", mesh.data, " x pipeline ", mesh.pipeline, " x tensor ", mesh.tensor);
+}
+
 absl::Status CheckMesh(const v1::ModelSpec& model, const Mesh& mesh) {
-  const uint64_t layers = LayersOf(model);
-  if (mesh.pipeline > layers) {
-    return Refused("parallel.pipeline", mesh.pipeline,
-                   absl::StrCat("each stage needs at least one of the model's ", layers, " layers"),
-                   static_cast<uint32_t>(layers));
+  std::vector<std::string> problems;
+  if (const uint64_t layers = LayersOf(model); mesh.pipeline > layers) {
+    problems.push_back(Refusal("parallel.pipeline", mesh.pipeline,
+                               layers == 1
+                                   ? std::string("the model has one layer, which is not shared between stages")
+                                   : absl::StrCat("each stage needs at least one of the model's ", layers, " layers"),
+                               static_cast<uint32_t>(layers)));
   }
   if (mesh.tensor > 1 && !model.has_gpt2()) {
-    return Refused("parallel.tensor", mesh.tensor, "only gpt2 models are cut within a layer", 1);
-  }
-  if (mesh.tensor > 1) {
+    problems.push_back(Refusal("parallel.tensor", mesh.tensor, "only gpt2 models are cut within a layer", 1));
+  } else if (mesh.tensor > 1) {
     const uint32_t heads = model.gpt2().heads(), vocabulary = model.gpt2().vocabulary();
     const uint32_t most = std::min(heads, vocabulary);
     const auto allowed = [heads](uint32_t value) { return heads % value == 0; };
     if (mesh.tensor > most || !allowed(mesh.tensor)) {
-      return Refused("parallel.tensor", mesh.tensor,
-                     absl::StrCat("it must divide the model's ", heads, " attention heads (model.gpt2.heads)"),
-                     Nearest(mesh.tensor, most, allowed));
+      problems.push_back(Refusal(
+          "parallel.tensor", mesh.tensor,
+          absl::StrCat("it must divide the model's ", heads, " attention heads (model.gpt2.heads)",
+                       vocabulary < heads ? absl::StrCat(" and be at most model.gpt2.vocabulary, ", vocabulary) : ""),
+          Nearest(mesh.tensor, most, allowed)));
     }
   }
   if (mesh.sequence_parallel && mesh.tensor == 1) {
-    return absl::InvalidArgumentError(
+    problems.push_back(
         "parallel.sequence_parallel: found true with parallel.tensor 1: there are no tensor ranks to share the "
         "positions; set parallel.tensor to 2 or more, or leave it out");
   }
-  return absl::OkStatus();
+  return problems.empty() ? absl::OkStatus() : absl::InvalidArgumentError(absl::StrJoin(problems, "\n"));
 }
 
 std::vector<Range> DealLayers(const std::vector<uint64_t>& layer_costs, uint64_t first, uint64_t last,
@@ -264,6 +278,19 @@ std::vector<Range> ViewOf(const v1::ModelSpec& model, const ParameterSpace& spac
     }
   });
   return view;
+}
+
+std::vector<uint64_t> ViewElements(const v1::ModelSpec& model, const ParameterSpace& space, const Mesh& mesh) {
+  std::vector<uint64_t> elements(mesh.ranks_of_replica());
+  ForEachPiece(model, space, mesh, [&](const Range& range, const Holders& holders, int piece) {
+    const auto add = [&](uint32_t stage) {
+      const uint32_t first = piece < 0 ? 0 : static_cast<uint32_t>(piece), end = piece < 0 ? mesh.tensor : first + 1;
+      for (uint32_t t = first; t < end; ++t) elements[stage * mesh.tensor + t] += range.size();
+    };
+    add(holders.first);
+    if (holders.last != holders.first) add(holders.last);
+  });
+  return elements;
 }
 
 }  // namespace sluice

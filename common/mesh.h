@@ -8,6 +8,7 @@
 #define SLUICE_COMMON_MESH_H_
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -33,8 +34,13 @@ struct Mesh {
   Place place(uint32_t rank) const { return {rank / tensor / pipeline, rank / tensor % pipeline, rank % tensor}; }
 };
 
+// Degrees that are left out, or 0, count as 1.
+Mesh MeshOf(const v1::ParallelSpec& parallel);
+// "parallel.data 2 x pipeline 2 x tensor 1": for messages.
+std::string MeshText(const Mesh& mesh);
+
 // Whether the model can be cut so. INVALID_ARGUMENT names the field, what limits it and the nearest value that is
-// allowed.
+// allowed; one line for each degree that is not.
 absl::Status CheckMesh(const v1::ModelSpec& model, const Mesh& mesh);
 
 // Part `part` of `parts` of n rows, each as large as another or one row larger, the larger ones first.
@@ -60,6 +66,8 @@ std::vector<Segment> SegmentsOf(const v1::ModelSpec& model, const ParameterSpace
 // What a rank of a replica holds: maximal ranges in order, none empty.
 std::vector<Range> ViewOf(const v1::ModelSpec& model, const ParameterSpace& space, const Mesh& mesh, uint32_t stage,
                           uint32_t tensor);
+// Elements of the views of all ranks of a replica, [stage * T + tensor].
+std::vector<uint64_t> ViewElements(const v1::ModelSpec& model, const ParameterSpace& space, const Mesh& mesh);
 
 }  // namespace sluice
 

@@ -1,6 +1,7 @@
 // ValidateJobSpec: every rule of job.proto, and sizes whose products would overflow.
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/ascii.h"
@@ -11,6 +12,7 @@
 #include "absl/strings/str_split.h"
 #include "common/job_spec.h"
 #include "common/layout.h"
+#include "common/mesh_rules.h"
 #include "common/model_layout.h"
 #include "common/wire_format.h"
 
@@ -33,11 +35,13 @@ class Checker {
   absl::Status Check() {
     Unknown(spec_, "");
     Name();
+    const size_t before = problems_.size();
     Model();
+    const bool sound_model = problems_.size() == before;
     Data();
     Train();
     Optimizer();
-    Parallel();
+    Parallel(sound_model);
     Transfer();
     Rest();
     if (problems_.empty()) Products();
@@ -139,6 +143,7 @@ class Checker {
         Whole("model.gpt2.context", gpt2.context(), 1, 1048576);
         FromData("model.gpt2.vocabulary", gpt2.vocabulary(), 2, uint64_t{1} << 24);
         Positive("model.gpt2.layer_norm_epsilon", gpt2.layer_norm_epsilon());
+        BelowOne("model.gpt2.dropout", gpt2.dropout());
         break;
       }
       case v1::ModelSpec::kMlp: {
@@ -375,15 +380,8 @@ class Checker {
     }
   }
 
-  void Parallel() {
-    const v1::ParallelSpec& parallel = spec_.parallel();
-    Whole("parallel.data", parallel.data(), 1, 1024);
-    Later("parallel.tensor", parallel.tensor(), 1);
-    Later("parallel.pipeline", parallel.pipeline(), 1);
-    const uint32_t batch = spec_.train().batch();
-    if (parallel.microbatches() == 0 || (batch > 0 && parallel.microbatches() > batch)) {
-      Problem("parallel.microbatches: found ", parallel.microbatches(), ", allowed 1 to train.batch, ", batch);
-    }
+  void Parallel(bool sound_model) {
+    for (std::string& problem : MeshProblems(spec_, sound_model)) problems_.push_back(std::move(problem));
   }
 
   void Transfer() {

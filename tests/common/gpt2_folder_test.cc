@@ -7,6 +7,7 @@
 #include <random>
 
 #include "common/file.h"
+#include "nlohmann/json.hpp"
 #include "tests/common/gpt2_fixture.h"
 #include "tests/common/temporary_folder.h"
 
@@ -30,6 +31,20 @@ TEST(Gpt2FolderTest, ExportAndImportAreInverse) {
   const auto reader = Gpt2FolderReader::Open(folder / "new/model", spec);
   ASSERT_TRUE(reader.ok()) << reader.status();
   EXPECT_EQ(ReadWhole(**reader, space.size()), values);
+}
+
+// config.json names the dropout of a model's training; what is read back is what the model is.
+TEST(Gpt2FolderTest, DropoutGoesOutAndDoesNotComeIn) {
+  const TemporaryFolder folder;
+  v1::Gpt2Spec spec = SmallSpec();
+  const std::vector<float> values = RandomValues(SpaceOf(spec).size());
+  for (const double dropout : {0.0, 0.125}) {
+    if (dropout > 0) spec.set_dropout(dropout);
+    ASSERT_TRUE(ExportGpt2(spec, values, folder / "m").ok());
+    const nlohmann::json config = nlohmann::json::parse(Slurp(folder / "m/config.json"));
+    for (const char* key : {"embd_pdrop", "attn_pdrop", "resid_pdrop"}) EXPECT_EQ(config[key], dropout) << key;
+    EXPECT_FALSE(ReadGpt2Config(folder / "m")->has_dropout());
+  }
 }
 
 TEST(Gpt2FolderTest, EveryRangeIsTheSameAsTheWhole) {

@@ -171,6 +171,23 @@ TEST(MeshTest, WhatCannotBeCutIsRefusedWithTheNearestValue) {
   EXPECT_THAT(Refusal(Mlp({4, 8, 3}), {.tensor = 2}), HasSubstr("only gpt2 models"));
   EXPECT_TRUE(CheckMesh(Mlp({4, 8, 3}), {.data = 2, .pipeline = 2}).ok());
   EXPECT_THAT(Refusal(Mlp({4, 8, 3}), {.pipeline = 3}), HasSubstr("the nearest value allowed is 2"));
+  EXPECT_THAT(Refusal(Mlp({4, 3}), {.pipeline = 2}), HasSubstr("found 2; the model has one layer"));
+  EXPECT_THAT(Refusal(GptSpec(1, 8, 8, 4, 3), {.tensor = 4}),
+              HasSubstr("and be at most model.gpt2.vocabulary, 3; the nearest value allowed is 2"));
+  EXPECT_THAT(Refusal(gpt, {.pipeline = 9, .tensor = 7}), testing::ContainsRegex("found 9.*\n.*found 7"));
+}
+
+TEST(MeshTest, DegreesThatAreLeftOutAreOne) {
+  v1::ParallelSpec parallel;
+  EXPECT_EQ(MeshText(MeshOf(parallel)), "parallel.data 1 x pipeline 1 x tensor 1");
+  parallel.set_data(2);
+  parallel.set_pipeline(3);
+  parallel.set_tensor(4);
+  parallel.set_sequence_parallel(true);
+  const Mesh mesh = MeshOf(parallel);
+  EXPECT_EQ(mesh.ranks(), 24u);
+  EXPECT_TRUE(mesh.sequence_parallel);
+  EXPECT_EQ(MeshText(mesh), "parallel.data 2 x pipeline 3 x tensor 4");
 }
 
 // ---------------------------------------------------------------- views and segments
@@ -260,6 +277,9 @@ TEST(MeshTest, RandomMeshes) {
     }
     uint64_t all = 0;
     for (const auto& view : views) all += Elements(view);
+    const std::vector<uint64_t> elements = ViewElements(model, space, mesh);
+    ASSERT_EQ(elements.size(), views.size());
+    for (size_t r = 0; r < views.size(); ++r) ASSERT_EQ(elements[r], Elements(views[r]));
     ASSERT_EQ(all, held);
   }
 }
