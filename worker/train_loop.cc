@@ -56,6 +56,7 @@ absl::StatusOr<LossSum> TrainLoop::Train(const Work& work) {
     if (positions.size() == 0) continue;
     Batch batch = data_->Train(positions);
     if (batch.count == 0) continue;  // nothing to predict: adds nothing
+    batch.first_position = positions.begin;
     count += static_cast<double>(batch.count);
     microbatches.push_back(std::move(batch));
   }

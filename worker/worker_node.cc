@@ -142,7 +142,8 @@ void WorkerNode::OnPlan(const v1::Plan& plan) {
     return OpenDataset(spec, options_.data_root, options_.data_cache);
   };
   options.make_model = [this](const v1::JobSpec& spec) {
-    return MakeModel(spec.model(), backend_.get(), {.recompute = spec.train().recompute()});
+    return MakeModel(spec.model(), backend_.get(),
+                     {.recompute = spec.train().recompute(), .seed = spec.train().seed()});
   };
   auto job = std::make_shared<WorkerJob>(options, *layout, static_cast<uint32_t>(rank));
   absl::MutexLock lock(&mutex_);

@@ -80,6 +80,47 @@ inline double Dot(const Doubles& a, const Numbers& b) {
   return sum;
 }
 
+// What dropout multiplies an element of one sample, time step and head with (DropoutMask in backend.h).
+inline float DropoutFactor(const DropoutMask& mask, uint64_t sample, int64_t time, int64_t head, int64_t element) {
+  if (mask.probability == 0) return 1;
+  const auto words =
+      Philox4x32({static_cast<uint32_t>(element / 4), static_cast<uint32_t>(time), static_cast<uint32_t>(sample),
+                  static_cast<uint32_t>(sample >> 32) | static_cast<uint32_t>(head) << 16},
+                 {static_cast<uint32_t>(mask.key), static_cast<uint32_t>(mask.key >> 32)});
+  const bool out = words[element % 4] >> 8 < static_cast<uint32_t>(std::lround(mask.probability * 0x1p24));
+  return out ? 0 : static_cast<float>(1 / (1 - mask.probability));
+}
+
+inline Doubles AttentionOf(AttentionShape s, const DropoutMask& mask, const Doubles& qkv) {
+  const int64_t c = s.heads * s.head_width;
+  Doubles y(s.batch * s.length * c);
+  for (int64_t b = 0; b < s.batch; ++b) {
+    for (int64_t h = 0; h < s.heads; ++h) {
+      const auto at = [&](int64_t t, int64_t part, int64_t d) {
+        return qkv[((b * s.length + t) * 3 + part) * c + h * s.head_width + d];
+      };
+      for (int64_t t = 0; t < s.length; ++t) {
+        Doubles p(t + 1, 0.0);
+        double top = -kInf, sum = 0;
+        for (int64_t u = 0; u <= t; ++u) {
+          for (int64_t d = 0; d < s.head_width; ++d) {
+            p[u] += at(t, 0, d) * at(u, 1, d) / std::sqrt(double(s.head_width));
+          }
+          top = std::max(top, p[u]);
+        }
+        for (double& v : p) sum += v = std::exp(v - top);
+        for (int64_t u = 0; u <= t; ++u) p[u] *= DropoutFactor(mask, mask.first_sample + b, t, mask.first_head + h, u);
+        for (int64_t d = 0; d < s.head_width; ++d) {
+          double out = 0;
+          for (int64_t u = 0; u <= t; ++u) out += p[u] / sum * at(u, 2, d);
+          y[(b * s.length + t) * c + h * s.head_width + d] = out;
+        }
+      }
+    }
+  }
+  return y;
+}
+
 // kind, threads, delay seed
 class BackendTest : public ::testing::TestWithParam<std::tuple<std::string, int, uint64_t>> {
  protected:

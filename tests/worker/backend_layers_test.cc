@@ -72,34 +72,6 @@ TEST_P(BackendLayersTest, LayerNormGradient) {
 
 // --- attention ---
 
-Doubles AttentionOf(AttentionShape s, const Doubles& qkv) {
-  const int64_t c = s.heads * s.head_width;
-  Doubles y(s.batch * s.length * c);
-  for (int64_t b = 0; b < s.batch; ++b) {
-    for (int64_t h = 0; h < s.heads; ++h) {
-      const auto at = [&](int64_t t, int64_t part, int64_t d) {
-        return qkv[((b * s.length + t) * 3 + part) * c + h * s.head_width + d];
-      };
-      for (int64_t t = 0; t < s.length; ++t) {
-        Doubles p(t + 1, 0.0);
-        double top = -kInf, sum = 0;
-        for (int64_t u = 0; u <= t; ++u) {
-          for (int64_t d = 0; d < s.head_width; ++d)
-            p[u] += at(t, 0, d) * at(u, 1, d) / std::sqrt(double(s.head_width));
-          top = std::max(top, p[u]);
-        }
-        for (double& v : p) sum += v = std::exp(v - top);
-        for (int64_t d = 0; d < s.head_width; ++d) {
-          double out = 0;
-          for (int64_t u = 0; u <= t; ++u) out += p[u] / sum * at(u, 2, d);
-          y[(b * s.length + t) * c + h * s.head_width + d] = out;
-        }
-      }
-    }
-  }
-  return y;
-}
-
 TEST_P(BackendLayersTest, Attention) {
   const AttentionShape shapes[] = {{0, 4, 2, 3}, {2, 0, 2, 3},   {1, 1, 1, 1},
                                    {2, 5, 3, 7}, {1, 24, 1, 16}, {2, 67, 2, 33}};
@@ -107,8 +79,9 @@ TEST_P(BackendLayersTest, Attention) {
     const int64_t c = s.heads * s.head_width, n = s.batch * s.length;
     const Numbers qkv = RandomNumbers(n * 3 * c, 30, 3);
     const Floats y = Put(Numbers(n * c, kNan));
-    backend_->Attention(*stream_, s, Put(qkv), y, Zeros(n * s.heads));
-    ExpectNear(Get(y, n * c), AttentionOf(s, ToDouble(qkv)), 4e-6, "attention of length " + std::to_string(s.length));
+    backend_->Attention(*stream_, s, {}, Put(qkv), y, Zeros(n * s.heads));
+    ExpectNear(Get(y, n * c), AttentionOf(s, {}, ToDouble(qkv)), 4e-6,
+               "attention of length " + std::to_string(s.length));
   }
 }
 
@@ -118,10 +91,10 @@ TEST_P(BackendLayersTest, AttentionGradient) {
     const int64_t c = s.heads * s.head_width, n = s.batch * s.length;
     const Numbers qkv = RandomNumbers(n * 3 * c, 31, 2), dy = RandomNumbers(n * c, 32);
     const Floats at = Put(qkv), y = Zeros(n * c), log_sum = Zeros(n * s.heads), d = Put(Numbers(n * 3 * c, kNan));
-    backend_->Attention(*stream_, s, at, y, log_sum);
-    backend_->AttentionGradient(*stream_, s, at, y, log_sum, Put(dy), d);
+    backend_->Attention(*stream_, s, {}, at, y, log_sum);
+    backend_->AttentionGradient(*stream_, s, {}, at, y, log_sum, Put(dy), d);
     ExpectNear(Get(d, n * 3 * c),
-               Differences([&](const Doubles& v) { return Dot(AttentionOf(s, v), dy); }, ToDouble(qkv)), 1e-5,
+               Differences([&](const Doubles& v) { return Dot(AttentionOf(s, {}, v), dy); }, ToDouble(qkv)), 1e-5,
                "attention gradient of length " + std::to_string(s.length));
   }
 }
@@ -130,11 +103,11 @@ TEST_P(BackendLayersTest, AttentionDoesNotSeeTheFuture) {
   const AttentionShape s = {1, 60, 2, 8};
   Numbers qkv = RandomNumbers(60 * 48, 33);
   const Floats y = Zeros(60 * 16), log_sum = Zeros(120);
-  backend_->Attention(*stream_, s, Put(qkv), y, log_sum);
+  backend_->Attention(*stream_, s, {}, Put(qkv), y, log_sum);
   const Numbers before = Get(y, 60 * 16);
   for (size_t i = 50 * 48; i < qkv.size(); ++i) qkv[i] = 1e3f;
   qkv[20 * 48 + 3] = kNan;  // a query: reaches its own row of its head only
-  backend_->Attention(*stream_, s, Put(qkv), y, log_sum);
+  backend_->Attention(*stream_, s, {}, Put(qkv), y, log_sum);
   const Numbers after = Get(y, 60 * 16);
   for (int64_t t = 0; t < 50; ++t) {
     for (int64_t j = 0; j < 16; ++j) {

@@ -160,7 +160,7 @@ TEST_P(BackendTest, ElementWise) {
     backend_->AddBias(*stream_, rows, cols, at, b);
     ExpectNear(Get(at, n), plus, 1e-7, "AddBias " + what);
     at = Put(x);
-    backend_->AddBiasResidual(*stream_, rows, cols, Put(residual), at, b, at);
+    backend_->AddBiasResidual(*stream_, rows, cols, Put(residual), at, b, {}, at);
     ExpectNear(Get(at, n), add, 1e-6, "AddBiasResidual " + what);
     Floats into = Put(sums);
     backend_->BiasGradient(*stream_, rows, cols, Put(dy), into);
@@ -216,7 +216,7 @@ TEST_P(BackendTest, BitsDoNotDependOnAlignmentOrOnWhatRanBefore) {
   for (const int64_t shift : {0, 1, 3, 8, 15, 0}) {
     const Floats c = Put(Numbers(m * n), shift), y = Put(Numbers(60 * 16), shift);
     backend_->Gemm(*stream_, m, n, k, 1, {Put(a, shift), k}, {Put(b, shift), n}, 0, {c, n});
-    backend_->Attention(*stream_, {2, 30, 2, 8}, Put(qkv, shift), y, Put(Numbers(120), shift));
+    backend_->Attention(*stream_, {2, 30, 2, 8}, {}, Put(qkv, shift), y, Put(Numbers(120), shift));
     const Floats x = Put(a, shift), out = Put(a, shift);
     backend_->LayerNorm(*stream_, m, k, 1e-5f, x, Put(b, shift), Put(b, shift), out, Zeros(m), Zeros(m));
     if (product.empty()) {

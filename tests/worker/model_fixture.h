@@ -54,6 +54,7 @@ inline Batch Rows(const Batch& from, int64_t begin, int64_t end) {
   Batch part;
   part.rows = end - begin;
   part.length = from.length;
+  part.first_position = from.first_position + static_cast<uint64_t>(begin);
   part.tokens = cut(from.tokens);
   part.targets = cut(from.targets);
   part.features = cut(from.features);
@@ -71,13 +72,13 @@ struct Trained {
 class ModelFixture {
  public:
   explicit ModelFixture(const v1::ModelSpec& spec, const std::string& kind = "cpu", int threads = 1,
-                        uint64_t delays = 0) {
+                        uint64_t delays = 0, const ModelPart& part = {}) {
     BackendOptions options;
     options.kind = kind;
     options.threads = threads;
     options.delay_seed = delays;
     backend_ = MakeBackend(options).value();
-    auto model = MakeModel(spec, backend_.get());
+    auto model = MakeModel(spec, backend_.get(), part);
     EXPECT_TRUE(model.ok()) << model.status();
     model_ = *std::move(model);
     for (const Tensor& tensor : model_->space().tensors()) {
@@ -125,11 +126,45 @@ class ModelFixture {
     Changed();
     return model_->Evaluate(batch, nullptr).value().loss;
   }
+  double TrainLoss(const Batch& batch) {  // with dropout
+    Changed();
+    return model_->ForwardBackward({batch}, nullptr, nullptr, nullptr).value().loss;
+  }
 
  private:
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<Model> model_;
 };
+
+// The gradient of every tensor along a random direction, against differences of losses (five-point formula), those of
+// training where there is dropout.
+// `h` small enough for no ReLU to switch.
+inline void CheckDifferences(ModelFixture& fixture, const Batch& batch, double h, bool dropout = false) {
+  const auto loss = [&] { return dropout ? fixture.TrainLoss(batch) : fixture.Loss(batch); };
+  const Trained trained = fixture.Train({batch});
+  ASSERT_EQ(trained.loss.loss, loss());
+  float* parameters = fixture.model().parameters();
+  for (const Tensor& tensor : fixture.model().space().tensors()) {
+    const std::vector<float> before(parameters + tensor.offset, parameters + tensor.offset + tensor.elements);
+    double along = 0, norm = 0;
+    std::vector<double> direction(tensor.elements);
+    for (uint64_t i = 0; i < tensor.elements; ++i) norm += std::pow(Uniform(i, 99), 2);
+    for (uint64_t i = 0; i < tensor.elements; ++i) {
+      direction[i] = Uniform(i, 99) / std::sqrt(norm);
+      along += direction[i] * trained.gradients[tensor.offset + i];
+    }
+    const auto at = [&](double h) {
+      for (uint64_t i = 0; i < tensor.elements; ++i) {
+        parameters[tensor.offset + i] = static_cast<float>(before[i] + h * direction[i]);
+      }
+      return loss();
+    };
+    const double numeric = (8 * (at(h) - at(-h)) - (at(2 * h) - at(-2 * h))) / (12 * h);
+    std::copy(before.begin(), before.end(), parameters + tensor.offset);
+    EXPECT_TRUE(std::isfinite(numeric)) << tensor.name;
+    EXPECT_NEAR(along, numeric, 2e-3 + 2e-3 * std::abs(numeric)) << tensor.name;
+  }
+}
 
 inline bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;

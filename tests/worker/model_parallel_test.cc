@@ -12,166 +12,15 @@
 #include "absl/strings/str_cat.h"
 #include "common/mesh.h"
 #include "tests/common/model_specs.h"
-#include "tests/worker/mailroom.h"
-#include "tests/worker/model_fixture.h"
+#include "tests/worker/replica.h"
 
 namespace sluice {
 namespace {
-
-// A replica: one model a rank, each with a backend of its own and NaN wherever it holds nothing.
-class Replica {
- public:
-  Replica(const v1::ModelSpec& spec, const Mesh& mesh, const float* parameters,
-          PipelineSchedule schedule = PipelineSchedule::kOneForwardOneBackward, const std::string& device = "cpu",
-          bool recompute = false)
-      : mesh_(mesh) {
-    for (uint32_t i = 0; i < mesh.pipeline; ++i) tensor_rooms_.push_back(std::make_unique<Mailroom>(mesh.tensor, 2));
-    for (uint32_t i = 0; i < mesh.tensor; ++i) stage_rooms_.push_back(std::make_unique<Mailroom>(mesh.pipeline, 64));
-    for (uint32_t r = 0; r < mesh.ranks_of_replica(); ++r) {
-      auto rank = std::make_unique<Rank>();
-      const Mesh::Place place = mesh.place(r);
-      BackendOptions options;
-      options.kind = device;
-      options.delay_seed = device == "cpu" ? 0 : 1 + r;
-      rank->backend = MakeBackend(options).value();
-      rank->tensor = std::make_unique<Mailroom::Rank>(tensor_rooms_[place.stage].get(), place.tensor);
-      rank->stages = std::make_unique<Mailroom::Rank>(stage_rooms_[place.tensor].get(), place.stage);
-      ModelPart part{.mesh = mesh, .place = place, .schedule = schedule, .recompute = recompute};
-      if (mesh.tensor > 1) part.tensor = rank->tensor.get();
-      if (mesh.pipeline > 1) part.stages = rank->stages.get();
-      auto model = MakeModel(spec, rank->backend.get(), part);
-      EXPECT_TRUE(model.ok()) << model.status();
-      rank->model = *std::move(model);
-      Model& m = *rank->model;
-      rank->view = ViewOf(spec, m.space(), mesh, place.stage, place.tensor);
-      std::fill(m.parameters(), m.parameters() + m.space().size(), std::numeric_limits<float>::quiet_NaN());
-      for (const Range& range : rank->view) {
-        std::copy(parameters + range.begin, parameters + range.end, m.parameters() + range.begin);
-      }
-      m.ParametersChanged({0, m.space().size()});
-      ranks_.push_back(std::move(rank));
-    }
-    segments_ = SegmentsOf(spec, ranks_[0]->model->space(), mesh);
-  }
-
-  // As servers would add it up: for each segment what its contributors have.
-  Trained Train(const std::vector<Batch>& microbatches) {
-    std::vector<LossSum> sums(ranks_.size());
-    OnAll([&](uint32_t r) {
-      Rank& rank = *ranks_[r];
-      rank.ready.clear();
-      const auto sum = rank.model->ForwardBackward(
-          microbatches, [&](Range range) { return Held(rank, range); },
-          [&](Range range) {
-            EXPECT_TRUE(Held(rank, range).ok());
-            rank.ready.push_back(range);
-          },
-          nullptr);
-      EXPECT_TRUE(sum.ok()) << "rank " << r << ": " << sum.status();
-      if (sum.ok()) sums[r] = *sum;
-    });
-    for (const auto& rank : ranks_) {
-      uint64_t held = 0, ready = 0;
-      for (const Range& range : rank->view) held += range.size();
-      for (const Range& range : rank->ready) ready += range.size();
-      EXPECT_EQ(ready, held) << "all that a rank holds becomes ready, once";
-    }
-    Trained result;
-    result.loss = Sums(sums);
-    result.gradients.resize(ranks_[0]->model->space().size());
-    for (const Segment& segment : segments_) {
-      for (const uint32_t r : segment.contributors) {
-        for (uint64_t i = segment.range.begin; i < segment.range.end; ++i) {
-          result.gradients[i] += ranks_[r]->model->gradients()[i];
-        }
-      }
-    }
-    return result;
-  }
-
-  LossSum Evaluate(const Batch& batch) {
-    std::vector<LossSum> sums(ranks_.size());
-    OnAll([&](uint32_t r) {
-      const auto sum = ranks_[r]->model->Evaluate(batch, nullptr);
-      EXPECT_TRUE(sum.ok()) << sum.status();
-      if (sum.ok()) sums[r] = *sum;
-    });
-    return Sums(sums);
-  }
-
-  const Mailroom& tensor_room(uint32_t stage) const { return *tensor_rooms_[stage]; }
-  const Mailroom& stage_room(uint32_t tensor) const { return *stage_rooms_[tensor]; }
-
- private:
-  struct Rank {
-    std::unique_ptr<Backend> backend;
-    std::unique_ptr<PeerGroup> tensor, stages;
-    std::unique_ptr<Model> model;
-    std::vector<Range> view, ready;
-  };
-
-  static absl::Status Held(const Rank& rank, Range range) {
-    for (const Range& held : rank.view) {
-      if (held.begin <= range.begin && range.end <= held.end) return absl::OkStatus();
-    }
-    return absl::InternalError(absl::StrCat("[", range.begin, ", ", range.end, ") is not this rank's"));
-  }
-
-  void OnAll(const std::function<void(uint32_t)>& body) {
-    std::vector<std::thread> threads;
-    for (uint32_t r = 0; r < ranks_.size(); ++r) threads.emplace_back([&body, r] { body(r); });
-    for (std::thread& thread : threads) thread.join();
-  }
-
-  // The last stage's, the same on all of its tensor ranks; the others' are zero.
-  LossSum Sums(const std::vector<LossSum>& sums) const {
-    const LossSum& last = sums.back();
-    for (uint32_t r = 0; r < sums.size(); ++r) {
-      const bool has = mesh_.place(r).stage + 1 == mesh_.pipeline;
-      EXPECT_EQ(sums[r].loss, has ? last.loss : 0) << "rank " << r;
-      EXPECT_EQ(sums[r].count, has ? last.count : 0) << "rank " << r;
-      EXPECT_EQ(sums[r].correct, has ? last.correct : 0) << "rank " << r;
-    }
-    return last;
-  }
-
-  const Mesh mesh_;
-  std::vector<std::unique_ptr<Mailroom>> tensor_rooms_, stage_rooms_;
-  std::vector<std::unique_ptr<Rank>> ranks_;
-  std::vector<Segment> segments_;
-};
 
 struct Case {
   Mesh mesh;
   PipelineSchedule schedule = PipelineSchedule::kOneForwardOneBackward;
 };
-
-std::vector<Batch> Microbatches(int64_t context, int32_t vocabulary) {
-  std::vector<Batch> batches = {Tokens(3, context, vocabulary, 10), Tokens(2, context, vocabulary, 20),
-                                Tokens(0, context, vocabulary, 30), Tokens(1, context - 2, vocabulary, 40),
-                                Tokens(2, context, vocabulary, 50)};
-  for (size_t i = 0; i < batches[1].targets.size(); i += 3) batches[1].targets[i] = -1;
-  return batches;
-}
-
-// Relative to each tensor's own size.
-void ExpectSameGradient(const ParameterSpace& space, const std::vector<float>& found,
-                        const std::vector<float>& expected) {
-  for (const Tensor& tensor : space.tensors()) {
-    const auto part = [&](const std::vector<float>& all) {
-      return std::vector<float>(all.begin() + static_cast<long>(tensor.offset),
-                                all.begin() + static_cast<long>(tensor.offset + tensor.elements));
-    };
-    // A key's bias cannot change a softmax: its gradient is rounding errors around zero.
-    if (tensor.name.ends_with("attn.k.bias")) {
-      for (uint64_t i = tensor.offset; i < tensor.offset + tensor.elements; ++i) {
-        EXPECT_NEAR(found[i], expected[i], 1e-4) << tensor.name;
-      }
-      continue;
-    }
-    EXPECT_LT(RelativeError(part(found), part(expected)), 5e-6) << tensor.name;
-  }
-}
 
 class ModelParallelTest : public ::testing::TestWithParam<Case> {};
 
@@ -191,7 +40,7 @@ TEST_P(ModelParallelTest, TheSameLossAndGradientAsOnOneRank) {
   ModelFixture one(spec);
   const std::vector<Batch> batches = Microbatches(8, 27);
   const Trained expected = one.Train(batches);
-  Replica replica(spec, GetParam().mesh, one.model().parameters(), GetParam().schedule);
+  Replica replica(spec, GetParam().mesh, one.model().parameters(), {.schedule = GetParam().schedule});
   const Trained found = replica.Train(batches);
   EXPECT_NEAR(found.loss.loss, expected.loss.loss, 2e-6 * expected.loss.loss);
   EXPECT_EQ(found.loss.count, expected.loss.count);
@@ -205,12 +54,40 @@ TEST_P(ModelParallelTest, TheSameBitsInEveryRunAndOnADeviceOfItsOwn) {
   const v1::ModelSpec spec = GptSpec(4, 4, 16, 8, 27);
   ModelFixture one(spec);
   const std::vector<Batch> batches = Microbatches(8, 27);
-  Replica replica(spec, GetParam().mesh, one.model().parameters(), GetParam().schedule);
+  Replica replica(spec, GetParam().mesh, one.model().parameters(), {.schedule = GetParam().schedule});
   const Trained first = replica.Train(batches), again = replica.Train(batches);
   EXPECT_TRUE(SameBits(first.gradients, again.gradients));
   EXPECT_EQ(first.loss.loss, again.loss.loss);
-  Replica device(spec, GetParam().mesh, one.model().parameters(), GetParam().schedule, "fake_device");
+  Replica device(spec, GetParam().mesh, one.model().parameters(),
+                 {.schedule = GetParam().schedule, .device = "fake_device"});
   EXPECT_TRUE(SameBits(first.gradients, device.Train(batches).gradients));
+}
+
+// Masks follow from where an element lies in the job, not from who has it.
+TEST_P(ModelParallelTest, TheSameLossAndGradientWithDropout) {
+  v1::ModelSpec spec = GptSpec(4, 4, 16, 8, 27);
+  spec.mutable_gpt2()->set_dropout(0.1);
+  ModelFixture one(spec, "cpu", 1, 0, {.seed = 5});
+  one.model().UseVersion(7);
+  const std::vector<Batch> batches = Microbatches(8, 27);
+  const Trained expected = one.Train(batches);
+  const ReplicaOptions options{.schedule = GetParam().schedule, .seed = 5, .round = 7};
+  Replica replica(spec, GetParam().mesh, one.model().parameters(), options);
+  const Trained found = replica.Train(batches);
+  EXPECT_NEAR(found.loss.loss, expected.loss.loss, 2e-6 * expected.loss.loss);
+  EXPECT_EQ(found.loss.correct, expected.loss.correct);
+  ExpectSameGradient(one.model().space(), found.gradients, expected.gradients);
+  EXPECT_NEAR(replica.Evaluate(batches[0]).loss, one.Loss(batches[0]), 2e-6 * expected.loss.loss);
+
+  ReplicaOptions again = options;
+  again.recompute = true;
+  const Trained recomputed = Replica(spec, GetParam().mesh, one.model().parameters(), again).Train(batches);
+  EXPECT_TRUE(SameBits(recomputed.gradients, found.gradients));
+  EXPECT_EQ(recomputed.loss.loss, found.loss.loss);
+  again = options;
+  again.device = "fake_device";
+  EXPECT_TRUE(SameBits(Replica(spec, GetParam().mesh, one.model().parameters(), again).Train(batches).gradients,
+                       found.gradients));
 }
 
 TEST(MlpPipelineTest, TheSameLossAndGradientAsOnOneRank) {
@@ -226,7 +103,7 @@ TEST(MlpPipelineTest, TheSameLossAndGradientAsOnOneRank) {
   for (const PipelineSchedule schedule :
        {PipelineSchedule::kOneForwardOneBackward, PipelineSchedule::kGPipe, PipelineSchedule::kSequential}) {
     for (const uint32_t stages : {1u, 2u, 3u, 5u}) {
-      Replica replica(spec, {.pipeline = stages}, one.model().parameters(), schedule);
+      Replica replica(spec, {.pipeline = stages}, one.model().parameters(), {.schedule = schedule});
       const Trained found = replica.Train(batches);
       EXPECT_EQ(found.loss.loss, expected.loss.loss) << stages;
       EXPECT_EQ(found.loss.count, expected.loss.count);
@@ -240,8 +117,8 @@ TEST_P(ModelParallelTest, RecomputationHasTheSameBits) {
   const v1::ModelSpec spec = GptSpec(4, 4, 16, 8, 27);
   ModelFixture one(spec);
   const std::vector<Batch> batches = Microbatches(8, 27);
-  Replica kept(spec, GetParam().mesh, one.model().parameters(), GetParam().schedule);
-  Replica again(spec, GetParam().mesh, one.model().parameters(), GetParam().schedule, "cpu", /*recompute=*/true);
+  Replica kept(spec, GetParam().mesh, one.model().parameters(), {.schedule = GetParam().schedule});
+  Replica again(spec, GetParam().mesh, one.model().parameters(), {.schedule = GetParam().schedule, .recompute = true});
   const Trained expected = kept.Train(batches), found = again.Train(batches);
   EXPECT_EQ(found.loss.loss, expected.loss.loss);
   EXPECT_TRUE(SameBits(found.gradients, expected.gradients));
@@ -257,7 +134,7 @@ TEST(ModelParallelScheduleTest, SchedulesHaveTheSameBits) {
   std::vector<Trained> trained;
   for (const PipelineSchedule schedule :
        {PipelineSchedule::kOneForwardOneBackward, PipelineSchedule::kGPipe, PipelineSchedule::kSequential}) {
-    trained.push_back(Replica(spec, mesh, one.model().parameters(), schedule).Train(batches));
+    trained.push_back(Replica(spec, mesh, one.model().parameters(), {.schedule = schedule}).Train(batches));
   }
   EXPECT_TRUE(SameBits(trained[0].gradients, trained[1].gradients));
   EXPECT_TRUE(SameBits(trained[0].gradients, trained[2].gradients));

@@ -50,34 +50,6 @@ v1::ModelSpec TinyLogistic() {
   return spec;
 }
 
-// The gradient of every tensor along a random direction, against differences of losses (five-point formula).
-// `h` small enough for no ReLU to switch.
-void CheckDifferences(ModelFixture& fixture, const Batch& batch, double h) {
-  const Trained trained = fixture.Train({batch});
-  ASSERT_EQ(trained.loss.loss, fixture.Loss(batch));
-  float* parameters = fixture.model().parameters();
-  for (const Tensor& tensor : fixture.model().space().tensors()) {
-    const std::vector<float> before(parameters + tensor.offset, parameters + tensor.offset + tensor.elements);
-    double along = 0, norm = 0;
-    std::vector<double> direction(tensor.elements);
-    for (uint64_t i = 0; i < tensor.elements; ++i) norm += std::pow(Uniform(i, 99), 2);
-    for (uint64_t i = 0; i < tensor.elements; ++i) {
-      direction[i] = Uniform(i, 99) / std::sqrt(norm);
-      along += direction[i] * trained.gradients[tensor.offset + i];
-    }
-    const auto at = [&](double h) {
-      for (uint64_t i = 0; i < tensor.elements; ++i) {
-        parameters[tensor.offset + i] = static_cast<float>(before[i] + h * direction[i]);
-      }
-      return fixture.Loss(batch);
-    };
-    const double numeric = (8 * (at(h) - at(-h)) - (at(2 * h) - at(-2 * h))) / (12 * h);
-    std::copy(before.begin(), before.end(), parameters + tensor.offset);
-    EXPECT_TRUE(std::isfinite(numeric)) << tensor.name;
-    EXPECT_NEAR(along, numeric, 2e-3 + 2e-3 * std::abs(numeric)) << tensor.name;
-  }
-}
-
 TEST(Model, GptGradientsAreThoseOfFiniteDifferences) {
   ModelFixture fixture(TinyGpt());
   Batch batch = Tokens(3, 7, 13, 30);

@@ -90,6 +90,9 @@ class CheckingModel : public Model {
     LossSum sum;
     for (const Batch& batch : microbatches) {
       if (batch.count == 0) return absl::InternalError("a microbatch without targets");
+      if (static_cast<int32_t>(batch.first_position) != batch.tokens[0]) {
+        return absl::InternalError(absl::StrCat("a microbatch of ", batch.tokens[0], " has ", batch.first_position));
+      }
       for (int32_t position : batch.tokens) sum.loss += position;
       sum.count += static_cast<double>(batch.count);
     }

@@ -1,6 +1,6 @@
 // Causal self-attention, one head of one sample at a time, a few rows of queries against the keys they see. The
 // probabilities are not kept: the gradient computes them again from the logarithms of their denominators (Dao and
-// others, "FlashAttention", 2022).
+// others, "FlashAttention", 2022), and dropout's masks from their counters.
 #include <cmath>
 #include <limits>
 
@@ -13,6 +13,7 @@
 #include "hwy/foreach_target.h"
 // Highway wants its header after foreach_target.
 #include "hwy/highway.h"
+#include "worker/backend/dropout-inl.h"
 #include "worker/backend/tile_product-inl.h"
 #include "worker/backend/vector_math-inl.h"
 
@@ -73,8 +74,46 @@ HWY_INLINE float MaxRow(const float* row, int64_t seen) {
   return hn::GetLane(hn::MaxOfLanes(d, largest));
 }
 
+// body(j, factor) for the vectors of the first `padded` keys, whole ones, as query `time` of head `head` of B * H drops
+// them.
+template <class Body>
+HWY_INLINE void ForKeysDropped(const DropoutMask& mask, int64_t heads, int64_t head, int64_t time, int64_t padded,
+                               Body body) {
+  ForDropped(mask, mask.first_sample + static_cast<uint64_t>(head / heads), time, mask.first_head + head % heads,
+             padded, [&](auto, int64_t j, V factor) HWY_ATTR { body(j, factor); });
+}
+
+void DropRow(const DropoutMask& mask, int64_t heads, int64_t head, int64_t time, int64_t padded, float* p) {
+  const D d;
+  ForKeysDropped(mask, heads, head, time, padded,
+                 [&](int64_t j, V factor) HWY_ATTR { hn::StoreU(hn::Mul(hn::LoadU(d, p + j), factor), d, p + j); });
+}
+
+// ds = scale p (ds - own).
+HWY_INLINE void ScoreGradient(int64_t padded, float scale, float own, const float* p, float* ds) {
+  const D d;
+  const V vo = hn::Set(d, own), vs = hn::Set(d, scale);
+  for (int64_t j = 0; j < padded; j += hn::Lanes(d)) {
+    const V v = hn::Sub(hn::LoadU(d, ds + j), vo);
+    hn::StoreU(hn::Mul(hn::Mul(hn::LoadU(d, p + j), vs), v), d, ds + j);
+  }
+}
+
+// The same with dropout's mask m: ds = scale p (m ds - own), then p = m p.
+void ScoreGradientDropped(const DropoutMask& mask, int64_t heads, int64_t head, int64_t time, int64_t padded,
+                          float scale, float own, float* p, float* ds) {
+  const D d;
+  const V vo = hn::Set(d, own), vs = hn::Set(d, scale);
+  ForKeysDropped(mask, heads, head, time, padded, [&](int64_t j, V factor) HWY_ATTR {
+    const V weight = hn::LoadU(d, p + j), v = hn::Sub(hn::Mul(hn::LoadU(d, ds + j), factor), vo);
+    hn::StoreU(hn::Mul(hn::Mul(weight, vs), v), d, ds + j);
+    hn::StoreU(hn::Mul(weight, factor), d, p + j);
+  });
+}
+
 // Heads [begin, end) of B * H, sample by sample.
-void AttentionHeads(AttentionShape shape, int64_t begin, int64_t end, const float* qkv, float* y, float* log_sum) {
+void AttentionHeads(AttentionShape shape, const DropoutMask& mask, int64_t begin, int64_t end, const float* qkv,
+                    float* y, float* log_sum) {
   const int64_t T = shape.length, H = shape.heads, W = shape.head_width, C = H * W;
   const int64_t keys = PaddedColumns(T), width = PaddedColumns(W);
   const float scale = 1.0f / std::sqrt(static_cast<float>(W));
@@ -96,6 +135,7 @@ void AttentionHeads(AttentionShape shape, int64_t begin, int64_t end, const floa
         const float top = MaxRow(p + i * keys, first + i + 1);
         sums[i] = ExpRow(p + i * keys, first + i + 1, padded, top);
         log_sum[head * T + first + i] = top + std::log(sums[i]);
+        if (mask.probability > 0) DropRow(mask, H, head, first + i, padded, p + i * keys);
       }
       TileProduct(rows, width, seen, p, keys, 1, v, width, out, width, false);
       for (int64_t i = 0; i < rows; ++i) {
@@ -107,10 +147,10 @@ void AttentionHeads(AttentionShape shape, int64_t begin, int64_t end, const floa
 }
 
 // With s the scaled scores, p = e^(s - log_sum): dv = p^T dy, dp = dy v^T, ds = p (dp - sum_j dy_j y_j),
-// dq = scale ds k, dk = scale ds^T q.
-void AttentionGradientHeads(AttentionShape shape, int64_t begin, int64_t end, const float* qkv, const float* y,
-                            const float* log_sum, const float* dy, float* dqkv) {
-  const D d;
+// dq = scale ds k, dk = scale ds^T q. With dropout's mask m: dv = (m p)^T dy, dp = m (dy v^T), and the rest is the
+// same, for y = (m p) v.
+void AttentionGradientHeads(AttentionShape shape, const DropoutMask& mask, int64_t begin, int64_t end, const float* qkv,
+                            const float* y, const float* log_sum, const float* dy, float* dqkv) {
   const int64_t T = shape.length, H = shape.heads, W = shape.head_width, C = H * W;
   const int64_t keys = PaddedColumns(T), width = PaddedColumns(W);
   const float scale = 1.0f / std::sqrt(static_cast<float>(W));
@@ -144,10 +184,10 @@ void AttentionGradientHeads(AttentionShape shape, int64_t begin, int64_t end, co
         ExpRow(p + i * keys, first + i + 1, padded, log_sum[head * T + first + i]);
         float own = 0;
         for (int64_t j = 0; j < W; ++j) own += g[(first + i) * width + j] * y_head[(first + i) * C + j];
-        const V vo = hn::Set(d, own), vs = hn::Set(d, scale);
-        for (int64_t j = 0; j < padded; j += hn::Lanes(d)) {
-          const V v = hn::Sub(hn::LoadU(d, ds + i * keys + j), vo);
-          hn::StoreU(hn::Mul(hn::Mul(hn::LoadU(d, p + i * keys + j), vs), v), d, ds + i * keys + j);
+        if (mask.probability > 0) {
+          ScoreGradientDropped(mask, H, head, first + i, padded, scale, own, p + i * keys, ds + i * keys);
+        } else {
+          ScoreGradient(padded, scale, own, p + i * keys, ds + i * keys);
         }
       }
       TileProduct(seen, width, rows, p, 1, keys, g + first * width, width, dv, width, true);
@@ -169,18 +209,19 @@ namespace sluice::kernels {
 HWY_EXPORT(AttentionHeads);
 HWY_EXPORT(AttentionGradientHeads);
 
-void Attention(TaskPool& pool, AttentionShape shape, const float* qkv, float* y, float* log_sum) {
+void Attention(TaskPool& pool, AttentionShape shape, const DropoutMask& mask, const float* qkv, float* y,
+               float* log_sum) {
   if (shape.length == 0 || shape.head_width == 0) return;
   pool.For(shape.batch * shape.heads, 1, [&](int64_t begin, int64_t end) {
-    HWY_DYNAMIC_DISPATCH(AttentionHeads)(shape, begin, end, qkv, y, log_sum);
+    HWY_DYNAMIC_DISPATCH(AttentionHeads)(shape, mask, begin, end, qkv, y, log_sum);
   });
 }
 
-void AttentionGradient(TaskPool& pool, AttentionShape shape, const float* qkv, const float* y, const float* log_sum,
-                       const float* dy, float* dqkv) {
+void AttentionGradient(TaskPool& pool, AttentionShape shape, const DropoutMask& mask, const float* qkv, const float* y,
+                       const float* log_sum, const float* dy, float* dqkv) {
   if (shape.length == 0 || shape.head_width == 0) return;
   pool.For(shape.batch * shape.heads, 1, [&](int64_t begin, int64_t end) {
-    HWY_DYNAMIC_DISPATCH(AttentionGradientHeads)(shape, begin, end, qkv, y, log_sum, dy, dqkv);
+    HWY_DYNAMIC_DISPATCH(AttentionGradientHeads)(shape, mask, begin, end, qkv, y, log_sum, dy, dqkv);
   });
 }
 

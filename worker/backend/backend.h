@@ -77,6 +77,22 @@ struct AttentionShape {
   int64_t batch = 0, length = 0, heads = 0, head_width = 0;  // B, T, H, D
 };
 
+// Inverted dropout (Srivastava and others, 2014): an element is left out, which is times 0, with `probability`, and the
+// others are multiplied by 1 / (1 - probability). Which ones follows from the key and from where the element lies in
+// the whole job: so the mask is the same on every rank, in every division into ranks and microbatches, and in the
+// backward pass, which makes it again. Of the sample at position s of the job's data order, time step t, element e of
+// the row (a channel; of attention's weights a key) and head h (else 0):
+//   word e % 4 of Philox4x32 with counter {e / 4, t, s mod 2^32, s / 2^32 + 2^16 h}; left out where its upper 24 bits
+//   are below probability * 2^24, rounded.
+struct DropoutMask {
+  double probability = 0;     // [0, 1). 0: nothing is left out, and nothing of the following is used
+  uint64_t key = 0;           // of round and site
+  uint64_t first_sample = 0;  // position of the batch's first sample, the others follow; below 2^48
+  int64_t first_head = 0;     // attention: head 0 of the operation among all heads; heads below 2^16
+  // Others, on rows of a batch [B, T]: the operation's first row among them, and T.
+  int64_t first_row = 0, length = 1;
+};
+
 // Thread-safe; a stream is used by one thread at a time.
 class Backend {
  public:
@@ -121,9 +137,11 @@ class Backend {
   virtual void AddBias(Stream& stream, int64_t rows, int64_t cols, Floats x, Floats bias) = 0;
   // dbias += column sums of dy.
   virtual void BiasGradient(Stream& stream, int64_t rows, int64_t cols, Floats dy, Floats dbias) = 0;
-  // y = residual + x + bias. y may be x or residual.
+  // y = residual + dropout(x + bias). y may be x or residual.
   virtual void AddBiasResidual(Stream& stream, int64_t rows, int64_t cols, Floats residual, Floats x, Floats bias,
-                               Floats y) = 0;
+                               const DropoutMask& dropout, Floats y) = 0;
+  // y = dropout(x), and so dx = dropout(dy): a copy where the probability is 0. y may be x.
+  virtual void Dropout(Stream& stream, int64_t rows, int64_t cols, Floats x, const DropoutMask& dropout, Floats y) = 0;
   // x += bias; y = gelu_new(x) = x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))).
   virtual void BiasGelu(Stream& stream, int64_t rows, int64_t cols, Floats x, Floats bias, Floats y) = 0;
   // dy *= gelu_new'(x), x as BiasGelu left it; dbias += column sums of the new dy.
@@ -141,12 +159,13 @@ class Backend {
   virtual void LayerNormGradient(Stream& stream, int64_t rows, int64_t cols, Floats x, Floats weight, Floats mean,
                                  Floats rstd, Floats dy, Floats dx, Floats dweight, Floats dbias) = 0;
 
-  // --- causal self-attention, softmax(q k^T / sqrt(D)) v over positions <= own ---
+  // --- causal self-attention, dropout(softmax(q k^T / sqrt(D))) v over positions <= own ---
   // qkv [B, T, 3, H, D]; y [B, T, H, D]; log_sum [B, H, T]: logarithm of the softmax denominators, for the gradient.
-  virtual void Attention(Stream& stream, AttentionShape shape, Floats qkv, Floats y, Floats log_sum) = 0;
+  virtual void Attention(Stream& stream, AttentionShape shape, const DropoutMask& dropout, Floats qkv, Floats y,
+                         Floats log_sum) = 0;
   // dqkv [B, T, 3, H, D] is overwritten.
-  virtual void AttentionGradient(Stream& stream, AttentionShape shape, Floats qkv, Floats y, Floats log_sum, Floats dy,
-                                 Floats dqkv) = 0;
+  virtual void AttentionGradient(Stream& stream, AttentionShape shape, const DropoutMask& dropout, Floats qkv, Floats y,
+                                 Floats log_sum, Floats dy, Floats dqkv) = 0;
 
   // --- embedding ---
   // x [B, T, C] = wte[tokens[b, t] - rows.first] + wpe[t], where wte holds the table's rows [first, first + count) and

@@ -96,9 +96,20 @@ void HostBackend::BiasGradient(Stream& stream, int64_t rows, int64_t cols, Float
 }
 
 void HostBackend::AddBiasResidual(Stream& stream, int64_t rows, int64_t cols, Floats residual, Floats x, Floats bias,
-                                  Floats y) {
+                                  const DropoutMask& dropout, Floats y) {
   Launch(stream, {residual.buffer, x.buffer, bias.buffer, y.buffer}, [=](TaskPool& pool) {
-    kernels::AddBiasResidual(pool, rows, cols, At(residual), At(x), At(bias), At(y));
+    if (dropout.probability == 0) {
+      kernels::AddBiasResidual(pool, rows, cols, At(residual), At(x), At(bias), At(y));
+    } else {
+      kernels::AddBiasDropoutResidual(pool, rows, cols, At(residual), At(x), At(bias), dropout, At(y));
+    }
+    return absl::OkStatus();
+  });
+}
+
+void HostBackend::Dropout(Stream& stream, int64_t rows, int64_t cols, Floats x, const DropoutMask& dropout, Floats y) {
+  Launch(stream, {x.buffer, y.buffer}, [=](TaskPool& pool) {
+    kernels::Dropout(pool, rows, cols, At(x), dropout, At(y));
     return absl::OkStatus();
   });
 }
@@ -150,17 +161,18 @@ void HostBackend::LayerNormGradient(Stream& stream, int64_t rows, int64_t cols, 
          });
 }
 
-void HostBackend::Attention(Stream& stream, AttentionShape shape, Floats qkv, Floats y, Floats log_sum) {
+void HostBackend::Attention(Stream& stream, AttentionShape shape, const DropoutMask& dropout, Floats qkv, Floats y,
+                            Floats log_sum) {
   Launch(stream, {qkv.buffer, y.buffer, log_sum.buffer}, [=](TaskPool& pool) {
-    kernels::Attention(pool, shape, At(qkv), At(y), At(log_sum));
+    kernels::Attention(pool, shape, dropout, At(qkv), At(y), At(log_sum));
     return absl::OkStatus();
   });
 }
 
-void HostBackend::AttentionGradient(Stream& stream, AttentionShape shape, Floats qkv, Floats y, Floats log_sum,
-                                    Floats dy, Floats dqkv) {
+void HostBackend::AttentionGradient(Stream& stream, AttentionShape shape, const DropoutMask& dropout, Floats qkv,
+                                    Floats y, Floats log_sum, Floats dy, Floats dqkv) {
   Launch(stream, {qkv.buffer, y.buffer, log_sum.buffer, dy.buffer, dqkv.buffer}, [=](TaskPool& pool) {
-    kernels::AttentionGradient(pool, shape, At(qkv), At(y), At(log_sum), At(dy), At(dqkv));
+    kernels::AttentionGradient(pool, shape, dropout, At(qkv), At(y), At(log_sum), At(dy), At(dqkv));
     return absl::OkStatus();
   });
 }

@@ -43,7 +43,8 @@ class HostBackend : public Backend {
   void AddBias(Stream& stream, int64_t rows, int64_t cols, Floats x, Floats bias) override;
   void BiasGradient(Stream& stream, int64_t rows, int64_t cols, Floats dy, Floats dbias) override;
   void AddBiasResidual(Stream& stream, int64_t rows, int64_t cols, Floats residual, Floats x, Floats bias,
-                       Floats y) override;
+                       const DropoutMask& dropout, Floats y) override;
+  void Dropout(Stream& stream, int64_t rows, int64_t cols, Floats x, const DropoutMask& dropout, Floats y) override;
   void BiasGelu(Stream& stream, int64_t rows, int64_t cols, Floats x, Floats bias, Floats y) override;
   void BiasGeluGradient(Stream& stream, int64_t rows, int64_t cols, Floats x, Floats dy, Floats dbias) override;
   void BiasRelu(Stream& stream, int64_t rows, int64_t cols, Floats x, Floats bias) override;
@@ -52,9 +53,10 @@ class HostBackend : public Backend {
                  Floats y, Floats mean, Floats rstd) override;
   void LayerNormGradient(Stream& stream, int64_t rows, int64_t cols, Floats x, Floats weight, Floats mean, Floats rstd,
                          Floats dy, Floats dx, Floats dweight, Floats dbias) override;
-  void Attention(Stream& stream, AttentionShape shape, Floats qkv, Floats y, Floats log_sum) override;
-  void AttentionGradient(Stream& stream, AttentionShape shape, Floats qkv, Floats y, Floats log_sum, Floats dy,
-                         Floats dqkv) override;
+  void Attention(Stream& stream, AttentionShape shape, const DropoutMask& dropout, Floats qkv, Floats y,
+                 Floats log_sum) override;
+  void AttentionGradient(Stream& stream, AttentionShape shape, const DropoutMask& dropout, Floats qkv, Floats y,
+                         Floats log_sum, Floats dy, Floats dqkv) override;
   void Embedding(Stream& stream, int64_t batch, int64_t length, int64_t width, Ints tokens, TableRows rows, Floats wte,
                  Floats wpe, Floats x) override;
   void EmbeddingGradient(Stream& stream, int64_t batch, int64_t length, int64_t width, Ints tokens, TableRows rows,

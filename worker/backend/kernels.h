@@ -57,6 +57,11 @@ void CrossEntropyJoin(TaskPool& pool, int64_t n, TableRows rows, int64_t ranks, 
                       const float* parts, bool gradient, double* sums);
 void SigmoidCrossEntropy(int64_t rows, float* logits, const int32_t* targets, bool gradient, double* sums);
 
+// dropout.cc
+void Dropout(TaskPool& pool, int64_t rows, int64_t cols, const float* x, const DropoutMask& mask, float* y);
+void AddBiasDropoutResidual(TaskPool& pool, int64_t rows, int64_t cols, const float* residual, const float* x,
+                            const float* bias, const DropoutMask& mask, float* y);
+
 // embedding.cc
 void Embedding(TaskPool& pool, int64_t batch, int64_t length, int64_t width, const int32_t* tokens, TableRows rows,
                const float* wte, const float* wpe, float* x);
@@ -64,9 +69,10 @@ void EmbeddingGradient(TaskPool& pool, int64_t batch, int64_t length, int64_t wi
                        TableRows rows, const float* dx, float* dwte, float* dwpe);
 
 // attention.cc
-void Attention(TaskPool& pool, AttentionShape shape, const float* qkv, float* y, float* log_sum);
-void AttentionGradient(TaskPool& pool, AttentionShape shape, const float* qkv, const float* y, const float* log_sum,
-                       const float* dy, float* dqkv);
+void Attention(TaskPool& pool, AttentionShape shape, const DropoutMask& mask, const float* qkv, float* y,
+               float* log_sum);
+void AttentionGradient(TaskPool& pool, AttentionShape shape, const DropoutMask& mask, const float* qkv, const float* y,
+                       const float* log_sum, const float* dy, float* dqkv);
 
 }  // namespace sluice::kernels
 

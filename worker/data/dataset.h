@@ -23,6 +23,7 @@ struct Batch {
   std::vector<float> features;   // [B, inputs]
   std::vector<int32_t> labels;   // [B]
   int64_t count = 0;             // targets that count (not -1), or rows
+  uint64_t first_position = 0;   // training: of row 0 in the data order; the others follow it
 };
 
 // Immutable after opening; thread-safe.

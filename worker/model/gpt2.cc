@@ -28,6 +28,7 @@ Gpt2::Gpt2(const v1::ModelSpec& model, ParameterSpace space, Backend* backend, c
       heads_(model.gpt2().heads() / part.mesh.tensor),
       rows_held_(RowsOf(model.gpt2(), part)),
       epsilon_(static_cast<float>(model.gpt2().layer_norm_epsilon() > 0 ? model.gpt2().layer_norm_epsilon() : 1e-5)),
+      dropout_(model.gpt2().dropout()),
       tensor_ranks_(part.mesh.tensor > 1 ? std::make_unique<Collectives>(part.tensor) : nullptr) {}
 
 absl::Status Gpt2::Init() {
@@ -165,12 +166,15 @@ absl::Status Gpt2::Embed(Activations& at, const Batch& batch, const std::atomic<
   backend().Upload(stream(), batch.tokens.data(), at.tokens.buffer, at.tokens.first * 4, n * 4);
   backend().Embedding(stream(), batch.rows, batch.length, width_, at.tokens, rows_held_, parameter(wte_),
                       leads() ? parameter(wpe_) : Floats(), at.residual[0]);
-  return SumOverTensorRanks(at.residual[0], n);
+  RETURN_IF_ERROR(SumOverTensorRanks(at.residual[0], n));
+  Drop(at.residual[0], n, MaskAt("embedding", at, batch));
+  return absl::OkStatus();
 }
 
 absl::Status Gpt2::Forward(size_t slot, const Batch& batch, bool gradient, const std::atomic<bool>* cancel) {
   Activations& at = at_[slot];
   const int64_t n = batch.rows * batch.length;
+  at.training = gradient;
   if (is_first()) {
     RETURN_IF_ERROR(Embed(at, batch, cancel));
   } else {
@@ -237,6 +241,7 @@ absl::Status Gpt2::Backward(size_t slot, const Batch& batch, bool first, bool la
     RETURN_IF_ERROR(SendTo(*part().stages, part().place.stage - 1, scratch_.stream, n * c));
     return last ? Deliver(ready, 0) : absl::OkStatus();
   }
+  Drop(scratch_.stream, n, MaskAt("embedding", at, batch));
   backend().EmbeddingGradient(stream(), batch.rows, batch.length, c, at.tokens, rows_held_, scratch_.stream,
                               gradient(wte_), leads() ? gradient(wpe_) : Floats());
   return last ? Leave(kEmbedding, ready, 0) : absl::OkStatus();
@@ -256,6 +261,7 @@ absl::StatusOr<std::vector<float>> Gpt2::NextLogits(const std::vector<int32_t>& 
   std::vector<float> logits(static_cast<size_t>(vocabulary_));
   BeginPass(nullptr);
   Activations& at = at_[0];
+  at.training = false;
   absl::Status status = Embed(at, batch, nullptr);
   for (size_t i = 0; status.ok() && i < layers_.size(); ++i) status = ForwardLayer(i, at, batch, nullptr);
   if (status.ok()) status = Enter(last_block(), nullptr);
@@ -272,6 +278,9 @@ absl::StatusOr<std::unique_ptr<Model>> MakeGpt2(const v1::ModelSpec& spec, Param
   if (spec.gpt2().heads() == 0 || spec.gpt2().width() % spec.gpt2().heads() != 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("model.gpt2: heads (", spec.gpt2().heads(), ") must divide width (", spec.gpt2().width(), ")"));
+  }
+  if (const double p = spec.gpt2().dropout(); !(p >= 0 && p < 1)) {
+    return absl::InvalidArgumentError(absl::StrCat("model.gpt2.dropout: found ", p, "; it must be in [0, 1)"));
   }
   auto model = std::make_unique<Gpt2>(spec, std::move(space), backend, part);
   RETURN_IF_ERROR(model->Init());

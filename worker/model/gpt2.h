@@ -6,12 +6,16 @@
 // v, fc as [out, in], the two proj as [in, out] (common/model_layout.h); q, k and v lie next to each other and serve as
 // one [3C, C] where there is one tensor rank.
 //
+// Dropout, in training: after the embedding, of the attention's weights, and of what each projection adds to the
+// residual stream.
+//
 // Between tensor ranks: sums of [N, C] after the embedding, each attention and each MLP forward, before each of them
 // and the head backward; once the parts of the loss. Between stages: [N, C], forward and backward, for each microbatch.
 #ifndef SLUICE_WORKER_MODEL_GPT2_H_
 #define SLUICE_WORKER_MODEL_GPT2_H_
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "worker/model/model_base.h"
@@ -48,8 +52,9 @@ class Gpt2 : public ModelBase {
     Floats ln_f, ln_f_mean, ln_f_rstd;     // last stage: [N, C], [N], [N]
     Floats logits;                         // last stage: [N, v]; then their gradient
     Ints tokens, targets;                  // [N] each
+    bool training = false;                 // of the forward pass under way or done: with dropout
   };
-  // Used by one microbatch after the other.
+  // Used by one microbatch after the other. wide: the gradient of qkv with that of the attention behind it as well.
   struct Scratch {
     Floats stream;  // gradient of the residual stream, [N, C]
     Floats narrow;  // [N, C]
@@ -90,6 +95,12 @@ class Gpt2 : public ModelBase {
   void BackwardQkv(const LayerOffsets& w, const LayerActivations& a, int64_t n, float beta);
   // x [N, C] = the sum of the tensor ranks' x.
   absl::Status SumOverTensorRanks(Floats x, int64_t n);
+  // Of this round and pass at a site of the model ("h.3.attn").
+  DropoutMask MaskAt(const std::string& site, const Activations& at, const Batch& batch) const;
+  std::string Site(size_t layer, const char* name) const;
+  void Drop(Floats x, int64_t n, const DropoutMask& dropout);  // in place
+  // From the gradient of the residual stream that of a projection into it, before bias and dropout; adds the bias's.
+  Floats ProjectionGradient(const DropoutMask& dropout, uint64_t bias, int64_t n);
 
   // y [rows, out] = x [rows, in] w^T, w [out, in]; and with w [in, out].
   void LinearOutIn(int64_t rows, int64_t out, int64_t in, Floats x, uint64_t w, Floats y) {
@@ -109,6 +120,7 @@ class Gpt2 : public ModelBase {
   const int64_t cut_, heads_;  // c, and the heads of this rank
   const TableRows rows_held_;  // of the embedding
   const float epsilon_;
+  const double dropout_;
   std::unique_ptr<Collectives> tensor_ranks_;  // null: one
   // Constant after Init.
   uint64_t wpe_ = 0, wte_ = 0, ln_f_weight_ = 0, ln_f_bias_ = 0;  // wte: of this rank's rows

@@ -1,4 +1,6 @@
 // A layer of GPT-2, forward and backward, on one tensor rank.
+#include "absl/strings/str_cat.h"
+#include "common/philox.h"
 #include "common/status_macros.h"
 #include "worker/model/gpt2.h"
 
@@ -6,6 +8,35 @@ namespace sluice {
 
 absl::Status Gpt2::SumOverTensorRanks(Floats x, int64_t n) {
   return tensor_ranks_ == nullptr ? absl::OkStatus() : SumOverRanks(*tensor_ranks_, x, n * width_);
+}
+
+DropoutMask Gpt2::MaskAt(const std::string& site, const Activations& at, const Batch& batch) const {
+  if (dropout_ == 0 || !at.training) return {};
+  DropoutMask mask;
+  mask.probability = dropout_;
+  mask.key = StreamKey(part().seed, absl::StrCat("dropout.", version(), ".", site));
+  mask.first_sample = batch.first_position;
+  mask.first_head = part().place.tensor * heads_;
+  mask.length = batch.length;
+  return mask;
+}
+
+std::string Gpt2::Site(size_t layer, const char* name) const {
+  return absl::StrCat("h.", layers_.begin + layer, ".", name);
+}
+
+void Gpt2::Drop(Floats x, int64_t n, const DropoutMask& dropout) {
+  if (dropout.probability > 0) backend().Dropout(stream(), n, width_, x, dropout, x);
+}
+
+Floats Gpt2::ProjectionGradient(const DropoutMask& dropout, uint64_t bias, int64_t n) {
+  Floats d = scratch_.stream;
+  if (dropout.probability > 0) {
+    backend().Dropout(stream(), n, width_, d, dropout, scratch_.narrow);
+    d = scratch_.narrow;
+  }
+  backend().BiasGradient(stream(), n, width_, d, gradient(bias));
+  return d;
 }
 
 void Gpt2::ForwardQkv(const LayerOffsets& w, const LayerActivations& a, int64_t n) {
@@ -53,10 +84,12 @@ absl::Status Gpt2::FillLayer(size_t layer, Activations& at, const Batch& batch, 
   b.LayerNorm(stream(), n, c, epsilon_, in, parameter(w.ln1_weight), parameter(w.ln1_bias), a.ln1, a.ln1_mean,
               a.ln1_rstd);
   ForwardQkv(w, a, n);
-  b.Attention(stream(), {batch.rows, batch.length, heads_, cut_ / heads_}, a.qkv, a.attention, a.log_sum);
+  b.Attention(stream(), {batch.rows, batch.length, heads_, cut_ / heads_}, MaskAt(Site(layer, "attn"), at, batch),
+              a.qkv, a.attention, a.log_sum);
   LinearInOut(n, c, cut_, a.attention, w.out_weight, a.middle);
   RETURN_IF_ERROR(SumOverTensorRanks(a.middle, n));
-  b.AddBiasResidual(stream(), n, c, in, a.middle, parameter(w.out_bias), a.middle);
+  b.AddBiasResidual(stream(), n, c, in, a.middle, parameter(w.out_bias), MaskAt(Site(layer, "attn.proj"), at, batch),
+                    a.middle);
   b.LayerNorm(stream(), n, c, epsilon_, a.middle, parameter(w.ln2_weight), parameter(w.ln2_bias), a.ln2, a.ln2_mean,
               a.ln2_rstd);
   RETURN_IF_ERROR(Enter(mlp_block(layers_.begin + layer), cancel));
@@ -75,7 +108,8 @@ absl::Status Gpt2::ForwardLayer(size_t layer, Activations& at, const Batch& batc
   const Floats out = at.residual[layer + 1];
   LinearInOut(n, c, 4 * cut_, a.gelu, w.down_weight, out);
   RETURN_IF_ERROR(SumOverTensorRanks(out, n));
-  backend().AddBiasResidual(stream(), n, c, a.middle, out, parameter(w.down_bias), out);
+  backend().AddBiasResidual(stream(), n, c, a.middle, out, parameter(w.down_bias),
+                            MaskAt(Site(layer, "mlp.proj"), at, batch), out);
   return absl::OkStatus();
 }
 
@@ -88,10 +122,9 @@ absl::Status Gpt2::BackwardLayer(size_t layer, Activations& at, const Batch& bat
   const LayerOffsets& w = offsets_[layer];
   const LayerActivations& a = at.layers[layer];
   const Floats in = at.residual[layer];
-  const Floats d = scratch_.stream;
   Backend& b = backend();
-  // out = middle + gelu(ln2(middle) fc^T + bias) down + bias
-  b.BiasGradient(stream(), n, c, d, gradient(w.down_bias));
+  // out = middle + dropout(gelu(ln2(middle) fc^T + bias) down + bias)
+  Floats d = ProjectionGradient(MaskAt(Site(layer, "mlp.proj"), at, batch), w.down_bias, n);
   WeightGradient(n, 4 * cut_, c, a.gelu, d, w.down_weight, beta);
   LinearOutIn(n, 4 * cut_, c, d, w.down_weight, scratch_.wide);
   b.BiasGeluGradient(stream(), n, 4 * cut_, a.fc, scratch_.wide, gradient(w.fc_bias));
@@ -100,18 +133,20 @@ absl::Status Gpt2::BackwardLayer(size_t layer, Activations& at, const Batch& bat
   // Two thirds of the layer are on their way early.
   if (last) RETURN_IF_ERROR(Leave(mlp_block(layers_.begin + layer), ready, 1));
   RETURN_IF_ERROR(SumOverTensorRanks(scratch_.narrow, n));
-  b.LayerNormGradient(stream(), n, c, a.middle, parameter(w.ln2_weight), a.ln2_mean, a.ln2_rstd, scratch_.narrow, d,
-                      gradient(w.ln2_weight), gradient(w.ln2_bias));
-  // middle = in + attention(ln1(in) qkv^T + bias) out + bias
-  b.BiasGradient(stream(), n, c, d, gradient(w.out_bias));
+  b.LayerNormGradient(stream(), n, c, a.middle, parameter(w.ln2_weight), a.ln2_mean, a.ln2_rstd, scratch_.narrow,
+                      scratch_.stream, gradient(w.ln2_weight), gradient(w.ln2_bias));
+  // middle = in + dropout(attention(ln1(in) qkv^T + bias) out + bias)
+  d = ProjectionGradient(MaskAt(Site(layer, "attn.proj"), at, batch), w.out_bias, n);
   WeightGradient(n, cut_, c, a.attention, d, w.out_weight, beta);
-  LinearOutIn(n, cut_, c, d, w.out_weight, scratch_.narrow);
-  b.AttentionGradient(stream(), {batch.rows, batch.length, heads_, cut_ / heads_}, a.qkv, a.attention, a.log_sum,
-                      scratch_.narrow, scratch_.wide);
+  const Floats d_attention = scratch_.wide + 3 * n * cut_;
+  LinearOutIn(n, cut_, c, d, w.out_weight, d_attention);
+  b.AttentionGradient(stream(), {batch.rows, batch.length, heads_, cut_ / heads_},
+                      MaskAt(Site(layer, "attn"), at, batch), a.qkv, a.attention, a.log_sum, d_attention,
+                      scratch_.wide);
   BackwardQkv(w, a, n, beta);
   RETURN_IF_ERROR(SumOverTensorRanks(scratch_.narrow, n));
-  b.LayerNormGradient(stream(), n, c, in, parameter(w.ln1_weight), a.ln1_mean, a.ln1_rstd, scratch_.narrow, d,
-                      gradient(w.ln1_weight), gradient(w.ln1_bias));
+  b.LayerNormGradient(stream(), n, c, in, parameter(w.ln1_weight), a.ln1_mean, a.ln1_rstd, scratch_.narrow,
+                      scratch_.stream, gradient(w.ln1_weight), gradient(w.ln1_bias));
   return last ? Leave(attention_block(layers_.begin + layer), ready, 1) : absl::OkStatus();
 }
 

@@ -51,7 +51,8 @@ class Model {
   // window of their version; parameters() is then the window of even versions, and each pass reads that of UseVersion.
   // Null: there is only parameters().
   virtual ParameterMemory* parameter_memory() { return nullptr; }
-  // Passes from now on compute from this version of the parameters. Before the first call: 0.
+  // Passes from now on compute from this version of the parameters, which is also the round that dropout's masks are
+  // made for. Before the first call: 0.
   virtual void UseVersion(uint64_t version) {}
   virtual const float* gradients() const = 0;
   // Keeps the gradients' memory alive for a transport that still holds slices of it.
@@ -62,12 +63,14 @@ class Model {
   // before the next use.
   virtual void ParametersChanged(Range range) = 0;
 
-  // Gradients of the *sum* of the losses of all microbatches, in order, accumulated; `ready` is called in backward
+  // Gradients of the *sum* of the losses of all microbatches, in order, accumulated, with dropout where the model has
+  // it (whose masks follow from ModelPart::seed, the version and Batch::first_position); `ready` is called in backward
   // order as soon as a range is final (during the last microbatch). Gradients are first written when `needed` has let
   // the pass through to all parameters. With no target at all: loss 0, gradients untouched, neither `needed` nor
   // `ready` called. CANCELLED as soon as *cancel is seen (checked between layers).
   virtual absl::StatusOr<LossSum> ForwardBackward(const std::vector<Batch>& microbatches, const ParameterGate& needed,
                                                   const GradientSink& ready, const std::atomic<bool>* cancel) = 0;
+  // Without dropout, as NextLogits.
   virtual absl::StatusOr<LossSum> Evaluate(const Batch& batch, const std::atomic<bool>* cancel) = 0;
   // Whole token models: logits of the last position, [vocabulary]. UNIMPLEMENTED for others.
   virtual absl::StatusOr<std::vector<float>> NextLogits(const std::vector<int32_t>& tokens) = 0;
@@ -80,6 +83,7 @@ struct ModelPart {
   Mesh::Place place = {};
   PipelineSchedule schedule = PipelineSchedule::kOneForwardOneBackward;
   bool recompute = false;  // gpt2: see TrainSpec.recompute
+  uint64_t seed = 0;       // gpt2: of dropout's masks; TrainSpec.seed
   // Both outlive the model. Null where the degree is 1.
   PeerGroup* tensor = nullptr;  // the tensor ranks of the place's stage, in their order
   PeerGroup* stages = nullptr;  // the stages' ranks with the place's tensor rank, in their order

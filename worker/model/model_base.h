@@ -119,6 +119,7 @@ class ModelBase : public Model {
 
   Floats parameter(uint64_t element) const { return parameters_.device_at(version_, static_cast<int64_t>(element)); }
   Floats gradient(uint64_t element) const { return gradients_.device(static_cast<int64_t>(element)); }
+  uint64_t version() const { return version_; }
   View<double> sums() const { return {sums_.get(), 0}; }
   Stream& stream() { return *compute_; }
   const ModelPart& part() const { return part_; }
