@@ -19,6 +19,7 @@ namespace {
 using google::protobuf::io::CodedOutputStream;
 
 constexpr uint32_t kPayloadTag = (v1::ChunkFrame::kPayloadFieldNumber << 3) | 2;  // length-delimited
+static_assert(int{v1::ChunkFrame::kPayloadFieldNumber} == int{v1::MailFrame::kPayloadFieldNumber});
 
 // What one refcounted slice is taken to pin: gRPC reads a socket into buffers of this size and cuts messages out of
 // them.
@@ -133,7 +134,7 @@ absl::StatusOr<Scan> ScanFields(const std::vector<grpc::Slice>& slices, size_t s
         if (length > cursor.left()) {
           return absl::InvalidArgumentError(absl::StrCat("frame: field ", tag >> 3, " at byte ", field_start,
                                                          " claims ", length, " bytes, the message has ", cursor.left(),
-                                                         " more; it is truncated or not a ChunkFrame"));
+                                                         " more; it is truncated or not a frame"));
         }
         if (tag == kPayloadTag) {
           if (length != cursor.left()) return odd;
@@ -155,8 +156,9 @@ absl::StatusOr<Scan> ScanFields(const std::vector<grpc::Slice>& slices, size_t s
   return scan;
 }
 
-absl::Status NotAFrame() {
-  return absl::InvalidArgumentError("frame: the bytes are not a ChunkFrame message (protobuf's parser refuses them)");
+absl::Status NotAFrame(const google::protobuf::MessageLite& control) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("frame: the bytes are not a ", control.GetTypeName(), " message (protobuf's parser refuses them)"));
 }
 
 absl::Status ControlTooLarge(size_t bytes) {
@@ -164,11 +166,12 @@ absl::Status ControlTooLarge(size_t bytes) {
       absl::StrCat("frame: ", bytes, " bytes beside the payload, at most ", kMaxFrameControl, " are accepted"));
 }
 
-absl::StatusOr<ParsedFrame> ParseInPlace(const Scan& scan, std::vector<grpc::Slice> slices) {
+template <typename Parsed>
+absl::StatusOr<Parsed> ParseInPlace(const Scan& scan, std::vector<grpc::Slice> slices) {
   if (scan.control_bytes > kMaxFrameControl) return ControlTooLarge(scan.control_bytes);
   const Payload whole(std::move(slices));
   const Payload control = whole.Sub(0, scan.control_bytes);
-  ParsedFrame frame;
+  Parsed frame;
   bool ok;
   if (const void* bytes = control.contiguous()) {
     ok = frame.control.ParseFromArray(bytes, static_cast<int>(control.size()));
@@ -177,14 +180,15 @@ absl::StatusOr<ParsedFrame> ParseInPlace(const Scan& scan, std::vector<grpc::Sli
     control.CopyTo(gathered.data());
     ok = frame.control.ParseFromString(gathered);
   }
-  if (!ok) return NotAFrame();
+  if (!ok) return NotAFrame(frame.control);
   frame.payload = whole.Sub(scan.payload_offset, scan.payload_bytes);
   return frame;
 }
 
-absl::StatusOr<ParsedFrame> ParseByProtobuf(const grpc::ByteBuffer& message) {
-  ParsedFrame frame;
-  if (!DecodeMessage(message, &frame.control)) return NotAFrame();
+template <typename Parsed>
+absl::StatusOr<Parsed> ParseByProtobuf(const grpc::ByteBuffer& message) {
+  Parsed frame;
+  if (!DecodeMessage(message, &frame.control)) return NotAFrame(frame.control);
   const std::unique_ptr<std::string> payload(frame.control.release_payload());
   const size_t payload_bytes = payload == nullptr ? 0 : payload->size();
   const size_t control_bytes = message.Length() - payload_bytes;
@@ -193,10 +197,9 @@ absl::StatusOr<ParsedFrame> ParseByProtobuf(const grpc::ByteBuffer& message) {
   return frame;
 }
 
-}  // namespace
-
-grpc::ByteBuffer EncodeFrame(const v1::ChunkFrame& control, absl::Span<const BorrowedBytes> payload) {
-  CHECK(control.payload().empty(), "EncodeFrame takes the payload as borrowed bytes");
+template <typename Message>
+grpc::ByteBuffer Encode(const Message& control, absl::Span<const BorrowedBytes> payload) {
+  CHECK(control.payload().empty(), "the payload is given as borrowed bytes");
   size_t payload_bytes = 0;
   for (const BorrowedBytes& part : payload) payload_bytes += part.size;
   CHECK(payload_bytes < std::numeric_limits<int32_t>::max(), "a frame's payload of {} bytes", payload_bytes);
@@ -222,6 +225,19 @@ grpc::ByteBuffer EncodeFrame(const v1::ChunkFrame& control, absl::Span<const Bor
   }
   return grpc::ByteBuffer(slices.data(), slices.size());
 }
+
+template <typename Parsed>
+absl::StatusOr<Parsed> Parse(grpc::ByteBuffer message) {
+  std::vector<grpc::Slice> slices;
+  if (!message.Dump(&slices).ok()) return absl::InvalidArgumentError("frame: no message, or one that is compressed");
+  size_t size = 0;
+  for (const grpc::Slice& s : slices) size += s.size();
+  ASSIGN_OR_RETURN(const Scan scan, ScanFields(slices, size));
+  if (scan.canonical) return ParseInPlace<Parsed>(scan, std::move(slices));
+  return ParseByProtobuf<Parsed>(message);
+}
+
+}  // namespace
 
 Payload::Payload(std::vector<grpc::Slice> slices) : slices_(std::move(slices)) {
   slices_.erase(std::remove_if(slices_.begin(), slices_.end(), [](const grpc::Slice& s) { return s.size() == 0; }),
@@ -298,15 +314,17 @@ const void* PayloadReader::Next(size_t most, size_t unit, void* scratch, size_t*
   }
 }
 
-absl::StatusOr<ParsedFrame> ParseFrame(grpc::ByteBuffer message) {
-  std::vector<grpc::Slice> slices;
-  if (!message.Dump(&slices).ok()) return absl::InvalidArgumentError("frame: no message, or one that is compressed");
-  size_t size = 0;
-  for (const grpc::Slice& s : slices) size += s.size();
-  ASSIGN_OR_RETURN(const Scan scan, ScanFields(slices, size));
-  if (scan.canonical) return ParseInPlace(scan, std::move(slices));
-  return ParseByProtobuf(message);
+grpc::ByteBuffer EncodeFrame(const v1::ChunkFrame& control, absl::Span<const BorrowedBytes> payload) {
+  return Encode(control, payload);
 }
+
+absl::StatusOr<ParsedFrame> ParseFrame(grpc::ByteBuffer message) { return Parse<ParsedFrame>(std::move(message)); }
+
+grpc::ByteBuffer EncodeMail(const v1::MailFrame& control, absl::Span<const BorrowedBytes> payload) {
+  return Encode(control, payload);
+}
+
+absl::StatusOr<ParsedMail> ParseMail(grpc::ByteBuffer message) { return Parse<ParsedMail>(std::move(message)); }
 
 grpc::ByteBuffer EncodeMessage(const google::protobuf::MessageLite& message) {
   grpc::Slice slice(message.ByteSizeLong());

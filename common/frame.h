@@ -1,7 +1,8 @@
-// The frame codec of the data plane: v1::ChunkFrame as grpc::ByteBuffer without copying payloads.
+// The frame codec of the data plane and of workers' mail: v1::ChunkFrame and v1::MailFrame as grpc::ByteBuffer without
+// copying payloads.
 //
 // Written by hand, yet a valid protobuf message: slice 0 holds the encoded control part, the payload's tag and length;
-// the payload follows as borrowed slices. Parsed in place: everything but the payload into a ChunkFrame, the payload as
+// the payload follows as borrowed slices. Parsed in place: everything but the payload into the message, the payload as
 // slices. Any legal encoding is accepted: the canonical one (payload once, last) in place, every other through the
 // protobuf parser.
 #ifndef SLUICE_COMMON_FRAME_H_
@@ -17,6 +18,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "sluice/v1/parameter.pb.h"
+#include "sluice/v1/peer.pb.h"
 
 namespace sluice {
 
@@ -89,6 +91,14 @@ struct ParsedFrame {
 
 // INVALID_ARGUMENT says what is wrong; nothing is allocated by lengths that the message itself claims beyond its size.
 absl::StatusOr<ParsedFrame> ParseFrame(grpc::ByteBuffer message);
+
+// The same for mail.
+struct ParsedMail {
+  v1::MailFrame control;  // without payload
+  Payload payload;
+};
+grpc::ByteBuffer EncodeMail(const v1::MailFrame& control, absl::Span<const BorrowedBytes> payload);
+absl::StatusOr<ParsedMail> ParseMail(grpc::ByteBuffer message);
 
 // A small protobuf message as ByteBuffer and back.
 grpc::ByteBuffer EncodeMessage(const google::protobuf::MessageLite& message);

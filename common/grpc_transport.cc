@@ -56,6 +56,8 @@ const char* Method(Plane plane) {
       return "/sluice.v1.ShardService/Stream";
     case Plane::kPeer:
       return "/sluice.v1.PeerService/Stream";
+    case Plane::kMail:
+      return "/sluice.v1.PeerService/Mail";
   }
   CHECK(false, "no such plane: {}", static_cast<int>(plane));
 }

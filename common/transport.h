@@ -1,9 +1,9 @@
 // The seam between nodes: ordered, reliable, bidirectional byte-message streams that can break at any time.
 //
-// Four planes use it: Session (node - scheduler), ParameterService.Stream (worker - server), ShardService.Stream
-// (server - server), PeerService.Stream (worker - worker). common/grpc_transport.h carries them over gRPC (HTTP/2 on a
-// socket); common/inprocess_transport.h inside one process with seeded delays, breaks and partitions. A message is a
-// grpc::ByteBuffer that holds one protobuf message.
+// Five planes use it: Session (node - scheduler), ParameterService.Stream (worker - server), ShardService.Stream
+// (server - server), PeerService.Stream and PeerService.Mail (worker - worker). common/grpc_transport.h carries them
+// over gRPC (HTTP/2 on a socket); common/inprocess_transport.h inside one process with seeded delays, breaks and
+// partitions. A message is a grpc::ByteBuffer that holds one protobuf message.
 #ifndef SLUICE_COMMON_TRANSPORT_H_
 #define SLUICE_COMMON_TRANSPORT_H_
 
@@ -18,8 +18,8 @@
 
 namespace sluice {
 
-enum class Plane { kSession, kParameter, kShard, kPeer };
-inline constexpr size_t kPlanes = 4;
+enum class Plane { kSession, kParameter, kShard, kPeer, kMail };
+inline constexpr size_t kPlanes = 5;
 
 // Receives a stream's events, one at a time, in order, on a thread of the transport. Must not block for long: reading
 // the next message starts only after OnMessage has returned and the message's buffer was moved on, which is the

@@ -10,7 +10,8 @@
 
 namespace sluice {
 
-class PeerServiceImpl final : public v1::PeerService::WithRawCallbackMethod_Stream<v1::PeerService::Service> {
+class PeerServiceImpl final : public v1::PeerService::WithRawCallbackMethod_Stream<
+                                  v1::PeerService::WithRawCallbackMethod_Mail<v1::PeerService::Service>> {
  public:
   // Streams may come before SetNode: they are answered UNAVAILABLE. The node outlives the gRPC server.
   void SetNode(WorkerNode* node) { node_.store(node); }
@@ -18,6 +19,10 @@ class PeerServiceImpl final : public v1::PeerService::WithRawCallbackMethod_Stre
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Stream(grpc::CallbackServerContext* context) override {
     WorkerNode* const node = node_.load();
     return NewAcceptedStream(context, node == nullptr ? Acceptor(NotReady) : node->peer_acceptor());
+  }
+  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Mail(grpc::CallbackServerContext* context) override {
+    WorkerNode* const node = node_.load();
+    return NewAcceptedStream(context, node == nullptr ? Acceptor(NotReady) : node->mail_acceptor());
   }
 
  private:

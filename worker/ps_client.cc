@@ -8,57 +8,13 @@
 #include "common/status_macros.h"
 #include "common/version.h"
 #include "common/wire_format.h"
+#include "worker/refusals.h"
 
 namespace sluice {
-namespace {
-
-constexpr int kMaxRefusals = 5;
-
-// Whether a refusal with this code stays the same however often it is tried.
-bool Lasting(const absl::Status& status) {
-  switch (status.code()) {
-    case absl::StatusCode::kInvalidArgument:
-    case absl::StatusCode::kOutOfRange:
-    case absl::StatusCode::kFailedPrecondition:
-    case absl::StatusCode::kUnimplemented:
-    case absl::StatusCode::kPermissionDenied:
-    case absl::StatusCode::kUnauthenticated:
-      return true;
-    default:
-      return false;
-  }
-}
-
-}  // namespace
-
-// Lets events through until the client stops, and tells when none is under way.
-struct PsClient::Gate {
-  bool Enter() {
-    absl::MutexLock lock(&mutex);
-    if (closed) return false;
-    ++inside;
-    return true;
-  }
-  void Leave() {
-    absl::MutexLock lock(&mutex);
-    --inside;
-  }
-  void CloseAndAwait() {
-    absl::MutexLock lock(&mutex);
-    closed = true;
-    const auto empty = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) { return inside == 0; };
-    mutex.Await(absl::Condition(&empty));
-  }
-
-  absl::Mutex mutex;
-  bool closed ABSL_GUARDED_BY(mutex) = false;
-  int inside ABSL_GUARDED_BY(mutex) = 0;
-};
-
 // Events of one stream.
 class PsClient::Handler : public StreamHandler {
  public:
-  Handler(PsClient* client, std::shared_ptr<Gate> gate, const StreamKey& key)
+  Handler(PsClient* client, std::shared_ptr<EventGate> gate, const StreamKey& key)
       : client_(client), gate_(std::move(gate)), key_(key) {}
 
   void OnMessage(grpc::ByteBuffer message) override {
@@ -74,12 +30,12 @@ class PsClient::Handler : public StreamHandler {
 
  private:
   PsClient* const client_;  // valid while inside the gate
-  const std::shared_ptr<Gate> gate_;
+  const std::shared_ptr<EventGate> gate_;
   const StreamKey key_;
 };
 
 PsClient::PsClient(const PsClientOptions& options, Events* events)
-    : options_(options), events_(events), gate_(std::make_shared<Gate>()), thread_([this] { ClientThread(); }) {}
+    : options_(options), events_(events), gate_(std::make_shared<EventGate>()), thread_([this] { ClientThread(); }) {}
 
 PsClient::~PsClient() { Stop(); }
 
@@ -349,7 +305,7 @@ void PsClient::HandleClosed(const StreamKey& key, const absl::Status& closed) {
     const absl::Time now = absl::Now();
     link->next_try = now + link->delay;
     link->delay = std::min(link->delay * 2, options_.last_delay);
-    if (Lasting(status)) refused = ++link->refusals % kMaxRefusals == 0;
+    if (LastingRefusal(status)) refused = ++link->refusals % kMaxRefusals == 0;
     if (link->failing_since == absl::InfiniteFuture()) link->failing_since = now;
     if (now - link->failing_since >= options_.accuse_after) {
       unreachable = true;

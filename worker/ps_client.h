@@ -18,6 +18,7 @@
 #include "common/transport.h"
 #include "sluice/v1/parameter.pb.h"
 #include "sluice/v1/plan.pb.h"
+#include "worker/event_gate.h"
 #include "worker/push_queue.h"
 #include "worker/round_core.h"
 
@@ -100,7 +101,6 @@ class PsClient {
 
  private:
   class Handler;
-  struct Gate;
   struct Link {
     ServerEnd server;
     uint64_t life = 0;                     // counts openings: events of an earlier stream are told apart
@@ -134,7 +134,7 @@ class PsClient {
 
   const PsClientOptions options_;
   Events* const events_;
-  const std::shared_ptr<Gate> gate_;  // outlives the client in handlers that a transport still holds
+  const std::shared_ptr<EventGate> gate_;  // outlives the client in handlers that a transport still holds
 
   absl::Mutex mutex_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;

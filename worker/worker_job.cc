@@ -52,13 +52,18 @@ WorkerJob::WorkerJob(const WorkerJobOptions& options, std::shared_ptr<const Layo
       core_(options.rules, this),
       layout_(std::move(layout)),
       rank_(rank),
+      mail_(std::make_shared<PeerMail>(
+          PeerMailOptions{.job_id = id_, .node = options.node, .transport = options.transport}, *layout_, rank)),
       client_({.job_id = id_,
                .node = options.node,
                .transport = options.transport,
                .residuals = ErrorFeedback(layout_->plan().spec()) && !layout_->async()},
               this) {}
 
-WorkerJob::~WorkerJob() { client_.Stop(); }
+WorkerJob::~WorkerJob() {
+  mail_->Stop();
+  client_.Stop();
+}
 
 // ---------------------------------------------------------------- life
 void WorkerJob::Run() {

@@ -35,6 +35,7 @@
 #include "worker/backend/backend.h"
 #include "worker/data/dataset.h"
 #include "worker/model/model.h"
+#include "worker/peer_mail.h"
 #include "worker/ps_client.h"
 #include "worker/push_encoder.h"
 #include "worker/round_clock.h"
@@ -79,6 +80,8 @@ class WorkerJob : private RoundActions, private Rounds, private PsClient::Events
   const std::string& id() const { return id_; }
   bool ended() const;
   uint64_t generation() const;  // of the newest plan
+  // With the other ranks of the replica; never null.
+  const std::shared_ptr<PeerMail>& mail() const { return mail_; }
 
   // As host leader (peer_stream.h). A member's stream, whose memory is mapped here; the job closes it when its
   // generation is over. ABORTED: it is; PERMISSION_DENIED: not a member of this rank's host sum.
@@ -220,6 +223,7 @@ class WorkerJob : private RoundActions, private Rounds, private PsClient::Events
   std::vector<uint64_t> pushed_ ABSL_GUARDED_BY(mutex_);              // for the hooks
   std::optional<v1::NodeMessage> problem_ ABSL_GUARDED_BY(mutex_);
 
+  const std::shared_ptr<PeerMail> mail_;
   PsClient client_;  // its threads use the members above
 };
 

@@ -6,6 +6,7 @@
 #include "common/log.h"
 #include "common/status_macros.h"
 #include "common/version.h"
+#include "worker/mail_stream.h"
 #include "worker/peer_stream.h"
 #include "worker/worker_job.h"
 
@@ -57,6 +58,13 @@ Acceptor WorkerNode::peer_acceptor() {
         return job != nullptr && job->id() == job_id ? job : nullptr;
       },
       options_.shared_memory);
+}
+
+Acceptor WorkerNode::mail_acceptor() {
+  return MakeMailAcceptor([this](const std::string& job_id) {
+    const std::shared_ptr<WorkerJob> job = Newest();
+    return job != nullptr && job->id() == job_id ? job->mail() : nullptr;
+  });
 }
 
 std::string WorkerNode::job() const {

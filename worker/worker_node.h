@@ -44,7 +44,8 @@ struct WorkerOptions {
   Clock* clock = nullptr;          // outlives the node
   // Payloads between this worker and servers of the same host and user stay in shared memory.
   bool shared_memory = true;
-  // Streams to `address` come to peer_acceptor(): this worker may take part in host sums.
+  // Streams to `address` come to the acceptors below: this worker may take part in host sums and replicas of many
+  // ranks.
   bool serves_peers = false;
   WorkerHooks* hooks = nullptr;  // for tests; may be null
   // The scheduler will not have this node (another version, a newer life of the same name). Called on a session thread;
@@ -65,8 +66,9 @@ class WorkerNode {
   // Tells the scheduler that the node ends in order, so that it is replaced at once. The destructor should follow.
   void Leave();
 
-  // For Plane::kPeer. Valid as long as the node.
+  // For Plane::kPeer and Plane::kMail. Valid as long as the node.
   Acceptor peer_acceptor();
+  Acceptor mail_acceptor();
 
   // Of the job it works for; empty: idle. For tests and messages.
   std::string job() const;

@@ -140,7 +140,8 @@ void InProcessCluster::StartWorker(int i) {
       return nullptr;
     };
   }
-  auto listener = network_.Listen(name, {{Plane::kPeer, std::move(acceptor)}});
+  auto listener =
+      network_.Listen(name, {{Plane::kPeer, std::move(acceptor)}, {Plane::kMail, slot.node->mail_acceptor()}});
   CHECK(listener.ok(), "{}", listener.status().ToString());
   slot.listener = *std::move(listener);
 }

@@ -4,6 +4,7 @@
 
 #include "common/job_spec.h"
 #include "common/log.h"
+#include "common/mesh.h"
 
 namespace sluice {
 
@@ -30,12 +31,16 @@ std::shared_ptr<const Layout> TestPlan::Make() const {
     member->set_since(timeline);
     member->set_host_id(member->node().name());
   }
-  for (uint32_t d = 0; d < replicas; ++d) {
+  const Mesh mesh = {.data = replicas, .pipeline = pipeline, .tensor = tensor};
+  for (uint32_t r = 0; r < mesh.ranks(); ++r) {
     v1::Rank* rank = plan.add_ranks();
-    rank->set_data(d);
-    *rank->mutable_node() = TestNode("worker", d);
-    rank->set_address(rank->node().name());
-    if (d < hosts.size()) rank->set_host_id(hosts[d]);
+    const Mesh::Place place = mesh.place(r);
+    rank->set_data(place.data);
+    rank->set_pipeline(place.stage);
+    rank->set_tensor(place.tensor);
+    *rank->mutable_node() = TestNode("worker", r);
+    rank->set_address(r < addresses.size() ? addresses[r] : rank->node().name());
+    if (r < hosts.size()) rank->set_host_id(hosts[r]);
   }
   plan.set_discipline(async ? v1::Plan::STREAM : v1::Plan::VERDICT);
   v1::JobSpec* spec = plan.mutable_spec();
@@ -50,6 +55,8 @@ std::shared_ptr<const Layout> TestPlan::Make() const {
   spec->mutable_train()->set_eval_every(eval_every);
   spec->mutable_optimizer()->mutable_sgd()->set_learning_rate(0.1);
   spec->mutable_parallel()->set_data(replicas);
+  spec->mutable_parallel()->set_pipeline(pipeline);
+  spec->mutable_parallel()->set_tensor(tensor);
   if (async) spec->mutable_train()->set_mode(v1::TrainSpec::ASYNC);
   spec->mutable_optimizer()->set_clip_norm(clip_norm);
   FillDefaults(spec);

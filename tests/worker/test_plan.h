@@ -14,6 +14,8 @@ namespace sluice {
 // An MLP of 8 parameters (bias [2], weight [2, 3]).
 struct TestPlan {
   uint32_t replicas = 1;
+  uint32_t pipeline = 1;
+  uint32_t tensor = 1;
   uint32_t servers = 2;  // named server-0, ..., addressed by their names
   uint32_t shards = 2;   // shard k on server k mod servers
   uint64_t chunk_elements = 3;
@@ -26,8 +28,9 @@ struct TestPlan {
   uint32_t microbatches = 1;
   bool async = false;
   double clip_norm = 0;
-  uint64_t hidden = 0;                  // width of a hidden layer, if not 0: more parameters
-  std::vector<std::string> hosts = {};  // of the ranks; servers are on others
+  uint64_t hidden = 0;                      // width of a hidden layer, if not 0: more parameters
+  std::vector<std::string> hosts = {};      // of the ranks; servers are on others
+  std::vector<std::string> addresses = {};  // of the ranks; else they are addressed by their names
 
   // Ranks are worker-0, ... (incarnation 1).
   std::shared_ptr<const Layout> Make() const;

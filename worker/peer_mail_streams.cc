@@ -1,0 +1,253 @@
+// The streams of PeerMail: those that it opens to peers, and those that peers opened to it.
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/log.h"
+#include "common/status_macros.h"
+#include "common/version.h"
+#include "worker/mail_stream.h"
+#include "worker/peer_mail.h"
+#include "worker/refusals.h"
+
+namespace sluice {
+namespace {
+
+constexpr size_t kMaxWaitingStreams = 256;  // of generations whose plan is not here
+
+}  // namespace
+
+// ---------------------------------------------------------------- from peers
+absl::Status PeerMail::Accept(const v1::MailHello& hello, std::shared_ptr<ByteStream> stream) {
+  absl::MutexLock lock(&mutex_);
+  if (stopping_) return absl::UnavailableError(absl::StrCat("this worker leaves job ", options_.job_id));
+  if (hello.generation() < generation_ || (hello.generation() == generation_ && closed_)) {
+    return absl::AbortedError(absl::StrCat("generation ", hello.generation(), " is over"));
+  }
+  if (hello.generation() == generation_) return Attach(hello, std::move(stream));
+  if (waiting_.size() >= kMaxWaitingStreams) {
+    return absl::ResourceExhaustedError(absl::StrCat(waiting_.size(), " streams wait for a plan already"));
+  }
+  waiting_.push_back({hello, std::move(stream)});
+  return absl::OkStatus();
+}
+
+absl::Status PeerMail::Attach(const v1::MailHello& hello, std::shared_ptr<ByteStream> stream) {
+  const auto it = links_.find(hello.from());
+  if (hello.to() != rank_ || it == links_.end() || !SameNode(it->second->peer.node, hello.node())) {
+    return absl::PermissionDeniedError(absl::StrCat("job ", options_.job_id, " generation ", generation_, ": ",
+                                                    hello.node().name(), " (life ", hello.node().incarnation(),
+                                                    ") as rank ", hello.from(), " has nothing to send to rank ",
+                                                    hello.to(), "; this is rank ", rank_));
+  }
+  Link& link = *it->second;
+  if (link.from != nullptr) link.from->Close(absl::AbortedError("a newer stream of the same rank took its place"));
+  v1::MailFrame frame;
+  frame.mutable_welcome()->set_received(link.inbox.received());
+  frame.mutable_welcome()->set_taken(link.inbox.taken());
+  stream->Write(EncodeMail(frame, {}));
+  link.from = std::move(stream);
+  return absl::OkStatus();
+}
+
+absl::Status PeerMail::OnFrame(const v1::MailHello& hello, const ByteStream* stream, ParsedMail frame) {
+  std::shared_ptr<ByteStream> answer;
+  v1::MailFrame ack;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (hello.generation() > generation_) return absl::InvalidArgumentError("a frame before the welcome");
+    const auto it = links_.find(hello.from());
+    if (hello.generation() < generation_ || it == links_.end() || it->second->from.get() != stream) {
+      return absl::AbortedError(absl::StrCat("generation ", hello.generation(), " is over"));
+    }
+    Link& link = *it->second;
+    bool due = false;
+    if (frame.control.has_letter()) {
+      ASSIGN_OR_RETURN(const bool is_new,
+                       link.inbox.Add(std::move(*frame.control.mutable_letter()), std::move(frame.payload)));
+      due = !is_new;
+    } else if (frame.payload.size() > 0) {
+      return absl::InvalidArgumentError("a payload without a letter");
+    }
+    if (frame.control.ack_wanted() > 0) {
+      ASSIGN_OR_RETURN(const bool taken, link.inbox.AckWanted(frame.control.ack_wanted()));
+      due = due || taken;
+    }
+    if (!due) return absl::OkStatus();
+    answer = link.from;
+    ack.mutable_ack()->set_taken(link.inbox.taken());
+  }
+  answer->Write(EncodeMail(ack, {}));
+  return absl::OkStatus();
+}
+
+void PeerMail::OnStreamClosed(const v1::MailHello& hello, const ByteStream* stream, const absl::Status& status) {
+  absl::MutexLock lock(&mutex_);
+  std::erase_if(waiting_, [stream](const WaitingStream& each) { return each.stream.get() == stream; });
+  const auto it = links_.find(hello.from());
+  if (it == links_.end() || it->second->from.get() != stream) return;
+  it->second->from = nullptr;
+  it->second->from_ended = status.ok() ? absl::UnavailableError("the peer closed it") : status;
+}
+
+// ---------------------------------------------------------------- to peers
+// Events of a stream that was opened.
+class PeerMail::Handler : public StreamHandler {
+ public:
+  Handler(PeerMail* mail, std::shared_ptr<EventGate> gate, const StreamKey& key)
+      : mail_(mail), gate_(std::move(gate)), key_(key) {}
+
+  void OnMessage(grpc::ByteBuffer message) override {
+    if (!gate_->Enter()) return;
+    mail_->HandleMessage(key_, std::move(message));
+    gate_->Leave();
+  }
+  void OnClosed(const absl::Status& status) override {
+    if (!gate_->Enter()) return;
+    mail_->HandleClosed(key_, status.ok() ? absl::UnavailableError("the peer closed it") : status);
+    gate_->Leave();
+  }
+
+ private:
+  PeerMail* const mail_;  // valid while inside the gate
+  const std::shared_ptr<EventGate> gate_;
+  const StreamKey key_;
+};
+
+void PeerMail::Drop(Link& link) {
+  if (link.to != nullptr) dropped_.push_back(std::move(link.to));
+  link.to = nullptr;
+  link.welcomed = false;
+  changed_ = true;
+}
+
+PeerMail::Link* PeerMail::Find(const StreamKey& key) {
+  if (key.generation != generation_) return nullptr;
+  const auto it = links_.find(key.rank);
+  return it != links_.end() && it->second->life == key.life ? it->second.get() : nullptr;
+}
+
+absl::Time PeerMail::NextTry() const {
+  absl::Time next = absl::InfiniteFuture();
+  for (const auto& [rank, link] : links_) {
+    if (link->to == nullptr && !link->opening) next = std::min(next, link->next_try);
+  }
+  return next;
+}
+
+void PeerMail::MailThread() {
+  for (;;) {
+    std::vector<std::shared_ptr<ByteStream>> dropped;
+    std::vector<std::pair<StreamKey, MailPeer>> due;
+    bool stopping = false;
+    {
+      absl::MutexLock lock(&mutex_);
+      const auto ready = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stopping_ || changed_; };
+      mutex_.AwaitWithDeadline(absl::Condition(&ready), NextTry());
+      changed_ = false;
+      stopping = stopping_;
+      dropped.swap(dropped_);
+      const absl::Time now = absl::Now();
+      for (const auto& [rank, link] : links_) {
+        if (link->to != nullptr || link->opening || link->next_try > now) continue;
+        link->opening = true;
+        link->refusal = absl::OkStatus();
+        due.push_back({{generation_, ++link->life, rank}, link->peer});
+      }
+    }
+    for (auto& stream : dropped) stream->Close(absl::CancelledError("the worker closed the stream"));
+    dropped.clear();
+    if (stopping) return;
+    for (const auto& [key, peer] : due) Open(key, peer);
+  }
+}
+
+void PeerMail::Open(const StreamKey& key, const MailPeer& peer) {
+  std::shared_ptr<ByteStream> stream =
+      options_.transport->Open(peer.address, Plane::kMail, std::make_shared<Handler>(this, gate_, key));
+  absl::MutexLock lock(&mutex_);
+  Link* link = Find(key);
+  if (link == nullptr || !link->opening) {  // another generation, or it broke already
+    dropped_.push_back(std::move(stream));
+    changed_ = true;
+    return;
+  }
+  link->opening = false;
+  link->to = std::move(stream);
+  v1::MailFrame frame;
+  v1::MailHello* hello = frame.mutable_hello();
+  hello->set_protocol_version(kProtocolVersion);
+  hello->set_job_id(options_.job_id);
+  *hello->mutable_node() = options_.node;
+  hello->set_generation(generation_);
+  hello->set_from(rank_);
+  hello->set_to(key.rank);
+  link->to->Write(EncodeMail(frame, {}));
+}
+
+void PeerMail::HandleMessage(const StreamKey& key, grpc::ByteBuffer message) {
+  const absl::Status status = HandleFrame(key, std::move(message));
+  if (status.ok()) return;
+  LOG_ERROR("job {} generation {}: rank {} answers mail with what it must not: {}; the stream is opened anew",
+            options_.job_id, key.generation, key.rank, status.ToString());
+  HandleClosed(key, status);
+}
+
+absl::Status PeerMail::HandleFrame(const StreamKey& key, grpc::ByteBuffer message) {
+  ASSIGN_OR_RETURN(const ParsedMail frame, ParseMail(std::move(message)));
+  {
+    absl::MutexLock lock(&mutex_);
+    Link* link = Find(key);
+    if (link == nullptr || link->to == nullptr) return absl::OkStatus();  // of a stream that was given up
+    link->failing_since = absl::InfiniteFuture();
+    if (frame.control.has_refusal()) {
+      const v1::Refusal& refusal = frame.control.refusal();
+      link->refusal =
+          absl::Status(static_cast<absl::StatusCode>(refusal.code()),
+                       absl::StrCat(refusal.message(), " (the peer's generation is ", refusal.generation(), ")"));
+      return absl::OkStatus();  // the peer ends the stream
+    }
+    if (frame.control.has_welcome()) {
+      if (link->welcomed) return absl::InvalidArgumentError("a second welcome");
+      RETURN_IF_ERROR(link->outbox.Restart(frame.control.welcome().received(), frame.control.welcome().taken()));
+      link->welcomed = true;
+      link->delay = options_.first_delay;
+      link->refusals = 0;
+    }
+    if (frame.control.has_ack()) RETURN_IF_ERROR(link->outbox.Acknowledge(frame.control.ack().taken()));
+    if (!frame.control.has_welcome()) return absl::OkStatus();
+  }
+  Pump(key.generation, key.rank);
+  return absl::OkStatus();
+}
+
+void PeerMail::HandleClosed(const StreamKey& key, const absl::Status& closed) {
+  bool unreachable = false, refused = false;
+  absl::Status status = closed;
+  MailPeer peer;
+  {
+    absl::MutexLock lock(&mutex_);
+    Link* link = Find(key);
+    if (link == nullptr || (link->to == nullptr && !link->opening)) return;
+    link->opening = false;
+    Drop(*link);
+    if (!link->refusal.ok()) status = link->refusal;
+    link->to_ended = status;
+    peer = link->peer;
+    const absl::Time now = absl::Now();
+    link->next_try = now + link->delay;
+    link->delay = std::min(link->delay * 2, options_.last_delay);
+    if (LastingRefusal(status)) refused = ++link->refusals % kMaxRefusals == 0;
+    if (link->failing_since == absl::InfiniteFuture()) link->failing_since = now;
+    if (now - link->failing_since >= options_.accuse_after) {
+      unreachable = true;
+      link->failing_since = now;
+    }
+  }
+  LOG_DEBUG("job {} generation {}: mail to rank {}, {} at {}, ended: {}", options_.job_id, key.generation, key.rank,
+            peer.node.name(), peer.address, status.ToString());
+  if (unreachable && options_.on_unreachable) options_.on_unreachable(key.generation, peer, status);
+  if (refused && options_.on_refused) options_.on_refused(key.generation, peer, status);
+}
+
+}  // namespace sluice
