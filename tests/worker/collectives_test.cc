@@ -66,6 +66,34 @@ bool SameBits(absl::Span<const float> a, absl::Span<const float> b) {
   return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
 }
 
+// Parts of whole rows, in one step and around the ring, some of them empty.
+TEST(CollectivesRowsTest, RowsAreNotCut) {
+  for (const uint32_t ranks : {1u, 2u, 3u, 5u}) {
+    for (const size_t rows : {0, 1, 3, 7, 20}) {
+      for (const size_t row : {1, 4, 9}) {
+        const Arrays before = Random(ranks, rows * row, static_cast<uint32_t>(ranks + 10 * rows + 1000 * row));
+        Arrays x = before;
+        OnAll(&x, [&](Collectives& c, absl::Span<float> v) { return c.ReduceScatter(v, row); });
+        const std::vector<double> sum = SumOf(before);
+        for (uint32_t r = 0; r < ranks; ++r) {
+          const Range part = PartOf(rows, ranks, r);
+          for (size_t i = 0; i < rows * row; ++i) {
+            if (i / row < part.begin || i / row >= part.end) {
+              x[r][i] = -1;  // undefined
+            } else {
+              EXPECT_NEAR(x[r][i], sum[i], 1e-5) << ranks << " ranks, row " << i / row << " of " << rows;
+            }
+          }
+        }
+        OnAll(&x, [&](Collectives& c, absl::Span<float> v) { return c.AllGather(v, row); });
+        for (uint32_t r = 0; r < ranks; ++r) {
+          for (size_t i = 0; i < rows * row; ++i) EXPECT_NEAR(x[r][i], sum[i], 1e-5) << "rank " << r;
+        }
+      }
+    }
+  }
+}
+
 class CollectivesTest : public ::testing::TestWithParam<std::tuple<uint32_t, size_t>> {
  protected:
   const uint32_t ranks_ = std::get<0>(GetParam());

@@ -24,16 +24,22 @@ struct Case {
 
 class ModelParallelTest : public ::testing::TestWithParam<Case> {};
 
-INSTANTIATE_TEST_SUITE_P(Meshes, ModelParallelTest,
-                         ::testing::Values(Case{}, Case{{.tensor = 2}}, Case{{.tensor = 4}}, Case{{.pipeline = 2}},
-                                           Case{{.pipeline = 4}}, Case{{.pipeline = 2, .tensor = 2}},
-                                           Case{{.pipeline = 3, .tensor = 4}},
-                                           Case{{.pipeline = 3}, PipelineSchedule::kGPipe},
-                                           Case{{.pipeline = 2, .tensor = 2}, PipelineSchedule::kSequential}),
-                         [](const auto& info) {
-                           return absl::StrCat("P", info.param.mesh.pipeline, "T", info.param.mesh.tensor, "schedule",
-                                               static_cast<int>(info.param.schedule));
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Meshes, ModelParallelTest,
+    ::testing::Values(Case{}, Case{{.tensor = 2}}, Case{{.tensor = 4}}, Case{{.pipeline = 2}}, Case{{.pipeline = 4}},
+                      Case{{.pipeline = 2, .tensor = 2}}, Case{{.pipeline = 3, .tensor = 4}},
+                      Case{{.pipeline = 3}, PipelineSchedule::kGPipe},
+                      Case{{.pipeline = 2, .tensor = 2}, PipelineSchedule::kSequential},
+                      Case{{.tensor = 2, .sequence_parallel = true}}, Case{{.tensor = 4, .sequence_parallel = true}},
+                      Case{{.pipeline = 2, .tensor = 2, .sequence_parallel = true}},
+                      Case{{.pipeline = 4, .tensor = 4, .sequence_parallel = true}},
+                      Case{{.pipeline = 2, .tensor = 4, .sequence_parallel = true}, PipelineSchedule::kGPipe},
+                      Case{{.pipeline = 3, .tensor = 2, .sequence_parallel = true}, PipelineSchedule::kSequential}),
+    [](const auto& info) {
+      return absl::StrCat("P", info.param.mesh.pipeline, "T", info.param.mesh.tensor,
+                          info.param.mesh.sequence_parallel ? "sequence" : "", "schedule",
+                          static_cast<int>(info.param.schedule));
+    });
 
 TEST_P(ModelParallelTest, TheSameLossAndGradientAsOnOneRank) {
   const v1::ModelSpec spec = GptSpec(4, 4, 16, 8, 27);  // 27 rows on 2 or 4 ranks: uneven
@@ -156,10 +162,70 @@ TEST(ModelParallelTrafficTest, WhatIsSaid) {
     EXPECT_EQ(replica.tensor_room(0).most_floats(),
               batches.size() * (t - 1) * (2 * (2 * layers + 1) * n * width + n * 4));
   }
+  // Sequence parallelism: each sum in two halves, the same bytes less what went around twice in one step.
+  for (const uint32_t t : {2u, 4u}) {
+    Replica replica(spec, {.tensor = t, .sequence_parallel = true}, one.model().parameters());
+    replica.Train(batches);
+    EXPECT_EQ(replica.tensor_room(0).messages(), batches.size() * (4 * (2 * layers + 1) + 1) * t * (t - 1));
+    EXPECT_EQ(replica.tensor_room(0).most_floats(),
+              batches.size() * (t - 1) * (4 * (2 * layers + 1) * n * width / t + n * 4));
+  }
   Replica replica(spec, {.pipeline = 3}, one.model().parameters());
   replica.Train(batches);
   EXPECT_EQ(replica.stage_room(0).messages(), batches.size() * 2 * 2);
   EXPECT_EQ(replica.stage_room(0).most_floats(), batches.size() * 2 * n * width) << "the middle one";
+  Replica cut(spec, {.pipeline = 3, .tensor = 2, .sequence_parallel = true}, one.model().parameters());
+  cut.Train(batches);
+  for (const uint32_t t : {0u, 1u}) {
+    EXPECT_EQ(cut.stage_room(t).messages(), batches.size() * 2 * 2);
+    EXPECT_EQ(cut.stage_room(t).most_floats(), batches.size() * 2 * n * width / 2) << "own rows";
+  }
+}
+
+// Arrays beyond kDirectFloats go around the ring, whose parts are whole rows too.
+TEST(ModelParallelTrafficTest, LargeArraysOnTheRing) {
+  v1::ModelSpec spec = GptSpec(2, 4, 64, 50, 27);
+  spec.mutable_gpt2()->set_dropout(0.1);
+  ModelFixture one(spec);
+  const std::vector<Batch> batches = {Tokens(3, 50, 27, 10), Tokens(3, 49, 27, 20)};  // 147 rows: not in 2 or 4 parts
+  const Trained expected = one.Train(batches);
+  for (const uint32_t t : {2u, 4u}) {
+    const Mesh mesh{.tensor = t, .sequence_parallel = true};
+    const Trained found = Replica(spec, mesh, one.model().parameters()).Train(batches);
+    EXPECT_NEAR(found.loss.loss, expected.loss.loss, 2e-6 * expected.loss.loss);
+    ExpectSameGradient(one.model().space(), found.gradients, expected.gradients);
+  }
+}
+
+// Fewer rows than ranks: some have none.
+TEST(ModelParallelTrafficTest, RanksWithoutRows) {
+  const v1::ModelSpec spec = GptSpec(2, 4, 16, 8, 27);
+  ModelFixture one(spec);
+  const std::vector<Batch> batches = {Tokens(1, 1, 27, 10), Tokens(1, 3, 27, 20)};
+  const Trained expected = one.Train(batches);
+  const Mesh mesh{.pipeline = 2, .tensor = 4, .sequence_parallel = true};
+  const Trained found = Replica(spec, mesh, one.model().parameters()).Train(batches);
+  EXPECT_NEAR(found.loss.loss, expected.loss.loss, 2e-6 * expected.loss.loss);
+  ExpectSameGradient(one.model().space(), found.gradients, expected.gradients);
+}
+
+// Per row and layer, with c = C/T: 4 C + 12 c without, 2 C + 14 c with it (what enters the tensor-parallel parts is
+// whole).
+TEST(ModelParallelMemoryTest, SequenceParallelismTakesLess) {
+  const int64_t layers = 6, width = 64, n = 4 * 16;
+  const v1::ModelSpec spec = GptSpec(layers, 4, width, 16, 27);
+  ModelFixture one(spec);
+  const std::vector<Batch> batches = {Tokens(4, 16, 27, 10)};
+  for (const uint32_t t : {2u, 4u}) {
+    std::vector<int64_t> bytes;
+    for (const bool sequence : {false, true}) {
+      Replica replica(spec, {.tensor = t, .sequence_parallel = sequence}, one.model().parameters());
+      replica.Train(batches);
+      bytes.push_back(replica.activation_bytes());
+    }
+    // Of each layer two arrays [N, C], of the whole the stream's last value and its gradient.
+    EXPECT_LE(bytes[1], bytes[0] - 4 * (2 * layers + 2) * n * width * (t - 1) / t);
+  }
 }
 
 TEST(ModelParallelRefusalTest, WhatCannotBeCut) {

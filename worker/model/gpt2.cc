@@ -96,9 +96,10 @@ absl::Status Gpt2::Check(const Batch& batch, int64_t* count) const {
 
 void Gpt2::Plan(Arena* arena, int64_t rows, size_t microbatches) {
   at_.clear();
+  const int64_t own = sequence() ? (rows + part().mesh.tensor - 1) / part().mesh.tensor : rows;
   for (size_t m = 0; m < microbatches; ++m) {
     Activations& at = at_.emplace_back();
-    for (size_t i = 0; i <= layers_.size(); ++i) at.residual.push_back(arena->Take(rows * width_));
+    for (size_t i = 0; i <= layers_.size(); ++i) at.residual.push_back(arena->Take(own * width_));
     for (size_t i = 0; i < layers_.size(); ++i) {
       if (part().recompute && (m > 0 || i > 0)) {
         at.layers.push_back(at_[0].layers[0]);
@@ -106,30 +107,30 @@ void Gpt2::Plan(Arena* arena, int64_t rows, size_t microbatches) {
       }
       LayerActivations layer;
       layer.ln1 = arena->Take(rows * width_);
-      layer.ln1_mean = arena->Take(rows);
-      layer.ln1_rstd = arena->Take(rows);
+      layer.ln1_mean = arena->Take(own);
+      layer.ln1_rstd = arena->Take(own);
       layer.qkv = arena->Take(rows * 3 * cut_);
       layer.attention = arena->Take(rows * cut_);
       layer.log_sum = arena->Take(rows * heads_);
-      layer.middle = arena->Take(rows * width_);
+      layer.middle = arena->Take(own * width_);
       layer.ln2 = arena->Take(rows * width_);
-      layer.ln2_mean = arena->Take(rows);
-      layer.ln2_rstd = arena->Take(rows);
+      layer.ln2_mean = arena->Take(own);
+      layer.ln2_rstd = arena->Take(own);
       layer.fc = arena->Take(rows * 4 * cut_);
       layer.gelu = arena->Take(rows * 4 * cut_);
       at.layers.push_back(layer);
     }
     if (is_last()) {
       at.ln_f = arena->Take(rows * width_);
-      at.ln_f_mean = arena->Take(rows);
-      at.ln_f_rstd = arena->Take(rows);
+      at.ln_f_mean = arena->Take(own);
+      at.ln_f_rstd = arena->Take(own);
       at.logits = arena->Take(rows * rows_held_.count);
     }
     const Floats tokens = arena->Take(rows), targets = arena->Take(rows);
     at.tokens = {tokens.buffer, tokens.first};
     at.targets = {targets.buffer, targets.first};
   }
-  scratch_.stream = arena->Take(rows * width_);
+  scratch_.stream = arena->Take(own * width_);
   scratch_.narrow = arena->Take(rows * width_);
   scratch_.wide = arena->Take(rows * 4 * cut_);
   if (tensor_ranks_ != nullptr) {
@@ -164,10 +165,15 @@ absl::Status Gpt2::Embed(Activations& at, const Batch& batch, const std::atomic<
   const int64_t n = batch.rows * batch.length;
   RETURN_IF_ERROR(Enter(kEmbedding, cancel));
   backend().Upload(stream(), batch.tokens.data(), at.tokens.buffer, at.tokens.first * 4, n * 4);
+  const Floats sums = sequence() ? scratch_.narrow : at.residual[0];
   backend().Embedding(stream(), batch.rows, batch.length, width_, at.tokens, rows_held_, parameter(wte_),
-                      leads() ? parameter(wpe_) : Floats(), at.residual[0]);
-  RETURN_IF_ERROR(SumOverTensorRanks(at.residual[0], n));
-  Drop(at.residual[0], n, MaskAt("embedding", at, batch));
+                      leads() ? parameter(wpe_) : Floats(), sums);
+  RETURN_IF_ERROR(SumToOwn(sums, n));
+  const DropoutMask dropout = MaskAt("embedding", at, batch);
+  if (sequence() || dropout.probability > 0) {
+    const TableRows own = Own(n);
+    backend().Dropout(stream(), own.count, width_, sums + own.first * width_, dropout, at.residual[0]);
+  }
   return absl::OkStatus();
 }
 
@@ -178,10 +184,10 @@ absl::Status Gpt2::Forward(size_t slot, const Batch& batch, bool gradient, const
   if (is_first()) {
     RETURN_IF_ERROR(Embed(at, batch, cancel));
   } else {
-    RETURN_IF_ERROR(ReceiveFrom(*part().stages, part().place.stage - 1, at.residual[0], n * width_));
+    RETURN_IF_ERROR(ReceiveFrom(*part().stages, part().place.stage - 1, at.residual[0], Own(n).count * width_));
   }
   for (size_t i = 0; i < layers_.size(); ++i) RETURN_IF_ERROR(ForwardLayer(i, at, batch, cancel));
-  if (!is_last()) return SendTo(*part().stages, part().place.stage + 1, at.residual.back(), n * width_);
+  if (!is_last()) return SendTo(*part().stages, part().place.stage + 1, at.residual.back(), Own(n).count * width_);
   backend().Upload(stream(), batch.targets.data(), at.targets.buffer, at.targets.first * 4, n * 4);
   return Loss(at, n, gradient, cancel);
 }
@@ -190,15 +196,14 @@ absl::Status Gpt2::Loss(Activations& at, int64_t n, bool gradient, const std::at
   RETURN_IF_ERROR(Enter(last_block(), cancel));
   RETURN_IF_ERROR(Enter(kEmbedding, cancel));  // the head
   Backend& b = backend();
-  b.LayerNorm(stream(), n, width_, epsilon_, at.residual.back(), parameter(ln_f_weight_), parameter(ln_f_bias_),
-              at.ln_f, at.ln_f_mean, at.ln_f_rstd);
+  RETURN_IF_ERROR(Normalize(n, at.residual.back(), ln_f_weight_, ln_f_bias_, at.ln_f, at.ln_f_mean, at.ln_f_rstd));
   LinearOutIn(n, rows_held_.count, width_, at.ln_f, wte_, at.logits);
   if (tensor_ranks_ == nullptr) {
     b.CrossEntropy(stream(), n, vocabulary_, at.logits, at.targets, gradient, sums());
     return absl::OkStatus();
   }
   b.CrossEntropyPart(stream(), n, rows_held_, at.logits, at.targets, scratch_.parts + part().place.tensor * n * 4);
-  RETURN_IF_ERROR(GatherFromRanks(*tensor_ranks_, scratch_.parts, part().mesh.tensor * n * 4));
+  RETURN_IF_ERROR(GatherFromRanks(*tensor_ranks_, scratch_.parts, part().mesh.tensor * n * 4, 4));
   b.CrossEntropyJoin(stream(), n, rows_held_, part().mesh.tensor, at.logits, at.targets, scratch_.parts, gradient,
                      sums());
   return absl::OkStatus();
@@ -208,10 +213,8 @@ absl::Status Gpt2::LossBackward(Activations& at, int64_t n, bool first, bool las
   const int64_t c = width_;
   WeightGradient(n, rows_held_.count, c, at.logits, at.ln_f, wte_, first ? 0 : 1);
   LinearInOut(n, c, rows_held_.count, at.logits, wte_, scratch_.narrow);
-  RETURN_IF_ERROR(SumOverTensorRanks(scratch_.narrow, n));
-  backend().Fill(stream(), scratch_.stream, n * c, 0.0f);
-  backend().LayerNormGradient(stream(), n, c, at.residual.back(), parameter(ln_f_weight_), at.ln_f_mean, at.ln_f_rstd,
-                              scratch_.narrow, scratch_.stream, gradient(ln_f_weight_), gradient(ln_f_bias_));
+  backend().Fill(stream(), scratch_.stream, Own(n).count * c, 0.0f);
+  RETURN_IF_ERROR(NormalizeGradient(n, at.residual.back(), ln_f_weight_, ln_f_bias_, at.ln_f_mean, at.ln_f_rstd));
   if (!last) return absl::OkStatus();
   RETURN_IF_ERROR(Leave(last_block(), ready, 1));
   return is_first() ? absl::OkStatus() : Leave(kEmbedding, ready, 1);
@@ -223,7 +226,7 @@ absl::Status Gpt2::Backward(size_t slot, const Batch& batch, bool first, bool la
   const int64_t n = batch.rows * batch.length, c = width_;
   if (first) {
     for (size_t block = 0; block <= last_block(); ++block) ClearVectors(block);
-    if (is_first() && leads()) {
+    if (is_first() && (leads() || sequence())) {
       backend().Fill(stream(), gradient(wpe_), context_ * c, 0.0f);  // shorter rows leave the rest of it at zero
     }
     if (is_first() && !is_last()) backend().Fill(stream(), gradient(wte_), rows_held_.count * c, 0.0f);
@@ -231,19 +234,20 @@ absl::Status Gpt2::Backward(size_t slot, const Batch& batch, bool first, bool la
   if (is_last()) {
     RETURN_IF_ERROR(LossBackward(at, n, first, last, ready));
   } else {
-    RETURN_IF_ERROR(ReceiveFrom(*part().stages, part().place.stage + 1, scratch_.stream, n * c));
+    RETURN_IF_ERROR(ReceiveFrom(*part().stages, part().place.stage + 1, scratch_.stream, Own(n).count * c));
   }
   for (size_t i = layers_.size(); i-- > 0;) {
     RETURN_IF_ERROR(CheckCancel(cancel));
     RETURN_IF_ERROR(BackwardLayer(i, at, batch, first ? 0 : 1, last, ready, cancel));
   }
   if (!is_first()) {
-    RETURN_IF_ERROR(SendTo(*part().stages, part().place.stage - 1, scratch_.stream, n * c));
+    RETURN_IF_ERROR(SendTo(*part().stages, part().place.stage - 1, scratch_.stream, Own(n).count * c));
     return last ? Deliver(ready, 0) : absl::OkStatus();
   }
-  Drop(scratch_.stream, n, MaskAt("embedding", at, batch));
-  backend().EmbeddingGradient(stream(), batch.rows, batch.length, c, at.tokens, rows_held_, scratch_.stream,
-                              gradient(wte_), leads() ? gradient(wpe_) : Floats());
+  const Floats d = Dropped(n, MaskAt("embedding", at, batch));
+  RETURN_IF_ERROR(GatherOwn(d, n));
+  backend().EmbeddingGradient(stream(), batch.rows, batch.length, c, at.tokens, rows_held_, d, gradient(wte_),
+                              leads() ? gradient(wpe_) : Floats());
   return last ? Leave(kEmbedding, ready, 0) : absl::OkStatus();
 }
 

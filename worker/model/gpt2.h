@@ -11,6 +11,13 @@
 //
 // Between tensor ranks: sums of [N, C] after the embedding, each attention and each MLP forward, before each of them
 // and the head backward; once the parts of the loss. Between stages: [N, C], forward and backward, for each microbatch.
+//
+// With sequence parallelism (Korthikanti and others 2022, arXiv:2205.05198) tensor rank t has only its own rows of the
+// residual stream, n = PartOf(N, T, t), and normalizes, drops out and adds these alone. What enters a tensor-parallel
+// part is gathered, its sums are scattered, and the same backward: each all-reduce becomes its two halves, some layers
+// apart, with the same bytes. Gradients of what all tensor ranks hold are then partial sums (common/mesh.h has them all
+// push; the positions' are the first one's, the others have zeros). Between stages goes [n, C], to the same tensor rank
+// of the next one.
 #ifndef SLUICE_WORKER_MODEL_GPT2_H_
 #define SLUICE_WORKER_MODEL_GPT2_H_
 
@@ -28,6 +35,7 @@ class Gpt2 : public ModelBase {
 
   absl::Status Init();
 
+  int64_t activation_bytes() const override { return memory_ == nullptr ? 0 : memory_->bytes(); }
   absl::StatusOr<std::vector<float>> NextLogits(const std::vector<int32_t>& tokens) override;
 
  private:
@@ -38,25 +46,25 @@ class Gpt2 : public ModelBase {
   };
   // What the backward pass needs of a layer's forward pass.
   struct LayerActivations {
-    Floats ln1, ln1_mean, ln1_rstd;  // [N, C], [N], [N]
+    Floats ln1, ln1_mean, ln1_rstd;  // [N, C], [n], [n]
     Floats qkv;                      // [B, T, 3, heads of this rank, D]
     Floats attention, log_sum;       // [N, c], [B, heads of this rank, T]
-    Floats middle;                   // residual stream after attention, [N, C]
-    Floats ln2, ln2_mean, ln2_rstd;  // [N, C], [N], [N]
+    Floats middle;                   // residual stream after attention, [n, C]
+    Floats ln2, ln2_mean, ln2_rstd;  // [N, C], [n], [n]
     Floats fc, gelu;                 // [N, 4c] each
   };
-  // Of one microbatch.
+  // Of one microbatch. Without sequence parallelism n is N.
   struct Activations {
-    std::vector<Floats> residual;          // stream before each layer of the stage and after the last, [N, C] each
+    std::vector<Floats> residual;          // stream before each layer of the stage and after the last, [n, C] each
     std::vector<LayerActivations> layers;  // of the stage; with recomputation all are the same memory
-    Floats ln_f, ln_f_mean, ln_f_rstd;     // last stage: [N, C], [N], [N]
+    Floats ln_f, ln_f_mean, ln_f_rstd;     // last stage: [N, C], [n], [n]
     Floats logits;                         // last stage: [N, v]; then their gradient
     Ints tokens, targets;                  // [N] each
     bool training = false;                 // of the forward pass under way or done: with dropout
   };
   // Used by one microbatch after the other. wide: the gradient of qkv with that of the attention behind it as well.
   struct Scratch {
-    Floats stream;  // gradient of the residual stream, [N, C]
+    Floats stream;  // gradient of the residual stream, [n, C]
     Floats narrow;  // [N, C]
     Floats wide;    // [N, 4c]
     Floats parts;   // of the loss, by tensor rank, [T, N, 4]
@@ -71,6 +79,9 @@ class Gpt2 : public ModelBase {
   size_t last_block() const { return 2 * all_layers_ + 1; }
   bool is_first() const { return part().place.stage == 0; }
   bool is_last() const { return part().place.stage + 1 == part().mesh.pipeline; }
+  bool sequence() const { return part().mesh.sequence_parallel; }
+  // This rank's rows of the n between the tensor-parallel parts.
+  TableRows Own(int64_t n) const;
   bool leads() const { return part().place.tensor == 0; }  // adds what the stage's tensor ranks add once
 
   absl::Status Check(const Batch& batch, int64_t* count) const override;
@@ -93,14 +104,24 @@ class Gpt2 : public ModelBase {
                              const GradientSink& ready, const std::atomic<bool>* cancel);
   void ForwardQkv(const LayerOffsets& w, const LayerActivations& a, int64_t n);
   void BackwardQkv(const LayerOffsets& w, const LayerActivations& a, int64_t n, float beta);
-  // x [N, C] = the sum of the tensor ranks' x.
-  absl::Status SumOverTensorRanks(Floats x, int64_t n);
   // Of this round and pass at a site of the model ("h.3.attn").
   DropoutMask MaskAt(const std::string& site, const Activations& at, const Batch& batch) const;
   std::string Site(size_t layer, const char* name) const;
-  void Drop(Floats x, int64_t n, const DropoutMask& dropout);  // in place
-  // From the gradient of the residual stream that of a projection into it, before bias and dropout; adds the bias's.
-  Floats ProjectionGradient(const DropoutMask& dropout, uint64_t bias, int64_t n);
+
+  // x [N, C]: own rows become the sum of the tensor ranks'; all rows become what their owners have.
+  absl::Status SumToOwn(Floats x, int64_t n);
+  absl::Status GatherOwn(Floats x, int64_t n);
+  // The residual stream x [n, C] into a tensor-parallel part, normalized: y [N, C].
+  absl::Status Normalize(int64_t n, Floats x, uint64_t weight, uint64_t bias, Floats y, Floats mean, Floats rstd);
+  // And out of it: y [n, C] = residual + dropout(x [N, in] w + bias).
+  absl::Status Project(int64_t n, int64_t in, Floats x, uint64_t w, uint64_t bias, const DropoutMask& dropout,
+                       Floats residual, Floats y);
+  // Backward, from the gradient of the stream to that of the projection without its bias, [N, C]; adds the bias's.
+  absl::StatusOr<Floats> ProjectGradient(int64_t n, uint64_t bias, const DropoutMask& dropout);
+  // From the gradient of y in scratch_.narrow, this rank's share of it, to that of x, added to the stream's.
+  absl::Status NormalizeGradient(int64_t n, Floats x, uint64_t weight, uint64_t bias, Floats mean, Floats rstd);
+  // Own rows of the stream's gradient with dropout, in their place in an [N, C].
+  Floats Dropped(int64_t n, const DropoutMask& dropout);
 
   // y [rows, out] = x [rows, in] w^T, w [out, in]; and with w [in, out].
   void LinearOutIn(int64_t rows, int64_t out, int64_t in, Floats x, uint64_t w, Floats y) {

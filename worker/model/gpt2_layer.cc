@@ -6,8 +6,61 @@
 
 namespace sluice {
 
-absl::Status Gpt2::SumOverTensorRanks(Floats x, int64_t n) {
-  return tensor_ranks_ == nullptr ? absl::OkStatus() : SumOverRanks(*tensor_ranks_, x, n * width_);
+TableRows Gpt2::Own(int64_t n) const {
+  if (!sequence()) return {0, n};
+  const Range rows = PartOf(static_cast<uint64_t>(n), part().mesh.tensor, part().place.tensor);
+  return {static_cast<int64_t>(rows.begin), static_cast<int64_t>(rows.size())};
+}
+
+absl::Status Gpt2::SumToOwn(Floats x, int64_t n) {
+  if (tensor_ranks_ == nullptr) return absl::OkStatus();
+  if (!sequence()) return SumOverRanks(*tensor_ranks_, x, n * width_);
+  return ScatterSumOverRanks(*tensor_ranks_, x, n * width_, width_);
+}
+
+absl::Status Gpt2::GatherOwn(Floats x, int64_t n) {
+  return sequence() ? GatherFromRanks(*tensor_ranks_, x, n * width_, width_) : absl::OkStatus();
+}
+
+absl::Status Gpt2::Normalize(int64_t n, Floats x, uint64_t weight, uint64_t bias, Floats y, Floats mean, Floats rstd) {
+  const TableRows own = Own(n);
+  backend().LayerNorm(stream(), own.count, width_, epsilon_, x, parameter(weight), parameter(bias),
+                      y + own.first * width_, mean, rstd);
+  return GatherOwn(y, n);
+}
+
+absl::Status Gpt2::NormalizeGradient(int64_t n, Floats x, uint64_t weight, uint64_t bias, Floats mean, Floats rstd) {
+  RETURN_IF_ERROR(SumToOwn(scratch_.narrow, n));
+  const TableRows own = Own(n);
+  backend().LayerNormGradient(stream(), own.count, width_, x, parameter(weight), mean, rstd,
+                              scratch_.narrow + own.first * width_, scratch_.stream, gradient(weight), gradient(bias));
+  return absl::OkStatus();
+}
+
+absl::Status Gpt2::Project(int64_t n, int64_t in, Floats x, uint64_t w, uint64_t bias, const DropoutMask& dropout,
+                           Floats residual, Floats y) {
+  const Floats sums = sequence() ? scratch_.narrow : y;
+  LinearInOut(n, width_, in, x, w, sums);
+  RETURN_IF_ERROR(SumToOwn(sums, n));
+  const TableRows own = Own(n);
+  backend().AddBiasResidual(stream(), own.count, width_, residual, sums + own.first * width_, parameter(bias), dropout,
+                            y);
+  return absl::OkStatus();
+}
+
+Floats Gpt2::Dropped(int64_t n, const DropoutMask& dropout) {
+  if (!sequence() && dropout.probability == 0) return scratch_.stream;
+  const TableRows own = Own(n);
+  backend().Dropout(stream(), own.count, width_, scratch_.stream, dropout, scratch_.narrow + own.first * width_);
+  return scratch_.narrow;
+}
+
+absl::StatusOr<Floats> Gpt2::ProjectGradient(int64_t n, uint64_t bias, const DropoutMask& dropout) {
+  const Floats d = Dropped(n, dropout);
+  const TableRows own = Own(n);
+  backend().BiasGradient(stream(), own.count, width_, d + own.first * width_, gradient(bias));
+  RETURN_IF_ERROR(GatherOwn(d, n));
+  return d;
 }
 
 DropoutMask Gpt2::MaskAt(const std::string& site, const Activations& at, const Batch& batch) const {
@@ -17,26 +70,13 @@ DropoutMask Gpt2::MaskAt(const std::string& site, const Activations& at, const B
   mask.key = StreamKey(part().seed, absl::StrCat("dropout.", version(), ".", site));
   mask.first_sample = batch.first_position;
   mask.first_head = part().place.tensor * heads_;
+  mask.first_row = Own(batch.rows * batch.length).first;
   mask.length = batch.length;
   return mask;
 }
 
 std::string Gpt2::Site(size_t layer, const char* name) const {
   return absl::StrCat("h.", layers_.begin + layer, ".", name);
-}
-
-void Gpt2::Drop(Floats x, int64_t n, const DropoutMask& dropout) {
-  if (dropout.probability > 0) backend().Dropout(stream(), n, width_, x, dropout, x);
-}
-
-Floats Gpt2::ProjectionGradient(const DropoutMask& dropout, uint64_t bias, int64_t n) {
-  Floats d = scratch_.stream;
-  if (dropout.probability > 0) {
-    backend().Dropout(stream(), n, width_, d, dropout, scratch_.narrow);
-    d = scratch_.narrow;
-  }
-  backend().BiasGradient(stream(), n, width_, d, gradient(bias));
-  return d;
 }
 
 void Gpt2::ForwardQkv(const LayerOffsets& w, const LayerActivations& a, int64_t n) {
@@ -81,17 +121,13 @@ absl::Status Gpt2::FillLayer(size_t layer, Activations& at, const Batch& batch, 
   const LayerActivations& a = at.layers[layer];
   const Floats in = at.residual[layer];
   Backend& b = backend();
-  b.LayerNorm(stream(), n, c, epsilon_, in, parameter(w.ln1_weight), parameter(w.ln1_bias), a.ln1, a.ln1_mean,
-              a.ln1_rstd);
+  RETURN_IF_ERROR(Normalize(n, in, w.ln1_weight, w.ln1_bias, a.ln1, a.ln1_mean, a.ln1_rstd));
   ForwardQkv(w, a, n);
   b.Attention(stream(), {batch.rows, batch.length, heads_, cut_ / heads_}, MaskAt(Site(layer, "attn"), at, batch),
               a.qkv, a.attention, a.log_sum);
-  LinearInOut(n, c, cut_, a.attention, w.out_weight, a.middle);
-  RETURN_IF_ERROR(SumOverTensorRanks(a.middle, n));
-  b.AddBiasResidual(stream(), n, c, in, a.middle, parameter(w.out_bias), MaskAt(Site(layer, "attn.proj"), at, batch),
-                    a.middle);
-  b.LayerNorm(stream(), n, c, epsilon_, a.middle, parameter(w.ln2_weight), parameter(w.ln2_bias), a.ln2, a.ln2_mean,
-              a.ln2_rstd);
+  RETURN_IF_ERROR(Project(n, cut_, a.attention, w.out_weight, w.out_bias, MaskAt(Site(layer, "attn.proj"), at, batch),
+                          in, a.middle));
+  RETURN_IF_ERROR(Normalize(n, a.middle, w.ln2_weight, w.ln2_bias, a.ln2, a.ln2_mean, a.ln2_rstd));
   RETURN_IF_ERROR(Enter(mlp_block(layers_.begin + layer), cancel));
   LinearOutIn(n, 4 * cut_, c, a.ln2, w.fc_weight, a.fc);
   b.BiasGelu(stream(), n, 4 * cut_, a.fc, parameter(w.fc_bias), a.gelu);
@@ -102,15 +138,10 @@ absl::Status Gpt2::FillLayer(size_t layer, Activations& at, const Batch& batch, 
 
 absl::Status Gpt2::ForwardLayer(size_t layer, Activations& at, const Batch& batch, const std::atomic<bool>* cancel) {
   RETURN_IF_ERROR(FillLayer(layer, at, batch, cancel));
-  const int64_t n = batch.rows * batch.length, c = width_;
   const LayerOffsets& w = offsets_[layer];
   const LayerActivations& a = at.layers[layer];
-  const Floats out = at.residual[layer + 1];
-  LinearInOut(n, c, 4 * cut_, a.gelu, w.down_weight, out);
-  RETURN_IF_ERROR(SumOverTensorRanks(out, n));
-  backend().AddBiasResidual(stream(), n, c, a.middle, out, parameter(w.down_bias),
-                            MaskAt(Site(layer, "mlp.proj"), at, batch), out);
-  return absl::OkStatus();
+  return Project(batch.rows * batch.length, 4 * cut_, a.gelu, w.down_weight, w.down_bias,
+                 MaskAt(Site(layer, "mlp.proj"), at, batch), a.middle, at.residual[layer + 1]);
 }
 
 absl::Status Gpt2::BackwardLayer(size_t layer, Activations& at, const Batch& batch, float beta, bool last,
@@ -124,7 +155,7 @@ absl::Status Gpt2::BackwardLayer(size_t layer, Activations& at, const Batch& bat
   const Floats in = at.residual[layer];
   Backend& b = backend();
   // out = middle + dropout(gelu(ln2(middle) fc^T + bias) down + bias)
-  Floats d = ProjectionGradient(MaskAt(Site(layer, "mlp.proj"), at, batch), w.down_bias, n);
+  ASSIGN_OR_RETURN(Floats d, ProjectGradient(n, w.down_bias, MaskAt(Site(layer, "mlp.proj"), at, batch)));
   WeightGradient(n, 4 * cut_, c, a.gelu, d, w.down_weight, beta);
   LinearOutIn(n, 4 * cut_, c, d, w.down_weight, scratch_.wide);
   b.BiasGeluGradient(stream(), n, 4 * cut_, a.fc, scratch_.wide, gradient(w.fc_bias));
@@ -132,11 +163,9 @@ absl::Status Gpt2::BackwardLayer(size_t layer, Activations& at, const Batch& bat
   LinearInOut(n, c, 4 * cut_, scratch_.wide, w.fc_weight, scratch_.narrow);
   // Two thirds of the layer are on their way early.
   if (last) RETURN_IF_ERROR(Leave(mlp_block(layers_.begin + layer), ready, 1));
-  RETURN_IF_ERROR(SumOverTensorRanks(scratch_.narrow, n));
-  b.LayerNormGradient(stream(), n, c, a.middle, parameter(w.ln2_weight), a.ln2_mean, a.ln2_rstd, scratch_.narrow,
-                      scratch_.stream, gradient(w.ln2_weight), gradient(w.ln2_bias));
+  RETURN_IF_ERROR(NormalizeGradient(n, a.middle, w.ln2_weight, w.ln2_bias, a.ln2_mean, a.ln2_rstd));
   // middle = in + dropout(attention(ln1(in) qkv^T + bias) out + bias)
-  d = ProjectionGradient(MaskAt(Site(layer, "attn.proj"), at, batch), w.out_bias, n);
+  ASSIGN_OR_RETURN(d, ProjectGradient(n, w.out_bias, MaskAt(Site(layer, "attn.proj"), at, batch)));
   WeightGradient(n, cut_, c, a.attention, d, w.out_weight, beta);
   const Floats d_attention = scratch_.wide + 3 * n * cut_;
   LinearOutIn(n, cut_, c, d, w.out_weight, d_attention);
@@ -144,9 +173,7 @@ absl::Status Gpt2::BackwardLayer(size_t layer, Activations& at, const Batch& bat
                       MaskAt(Site(layer, "attn"), at, batch), a.qkv, a.attention, a.log_sum, d_attention,
                       scratch_.wide);
   BackwardQkv(w, a, n, beta);
-  RETURN_IF_ERROR(SumOverTensorRanks(scratch_.narrow, n));
-  b.LayerNormGradient(stream(), n, c, in, parameter(w.ln1_weight), a.ln1_mean, a.ln1_rstd, scratch_.narrow,
-                      scratch_.stream, gradient(w.ln1_weight), gradient(w.ln1_bias));
+  RETURN_IF_ERROR(NormalizeGradient(n, in, w.ln1_weight, w.ln1_bias, a.ln1_mean, a.ln1_rstd));
   return last ? Leave(attention_block(layers_.begin + layer), ready, 1) : absl::OkStatus();
 }
 

@@ -55,6 +55,8 @@ class Model {
   // made for. Before the first call: 0.
   virtual void UseVersion(uint64_t version) {}
   virtual const float* gradients() const = 0;
+  // Device memory that passes so far have needed beside parameters and gradients. 0: not known.
+  virtual int64_t activation_bytes() const { return 0; }
   // Keeps the gradients' memory alive for a transport that still holds slices of it.
   virtual std::shared_ptr<const void> gradient_owner() const = 0;
   // The memory of gradients() as other processes of this host may map it; null: they may not.

@@ -250,8 +250,12 @@ absl::Status ModelBase::SumOverRanks(Collectives& ranks, Floats x, int64_t n) {
   return InHost(x, n, true, true, [&](absl::Span<float> values) { return ranks.AllReduce(values); });
 }
 
-absl::Status ModelBase::GatherFromRanks(Collectives& ranks, Floats x, int64_t n) {
-  return InHost(x, n, true, true, [&](absl::Span<float> values) { return ranks.AllGather(values); });
+absl::Status ModelBase::ScatterSumOverRanks(Collectives& ranks, Floats x, int64_t n, int64_t row) {
+  return InHost(x, n, true, true, [&](absl::Span<float> values) { return ranks.ReduceScatter(values, row); });
+}
+
+absl::Status ModelBase::GatherFromRanks(Collectives& ranks, Floats x, int64_t n, int64_t row) {
+  return InHost(x, n, true, true, [&](absl::Span<float> values) { return ranks.AllGather(values, row); });
 }
 
 absl::Status ModelBase::SendTo(PeerGroup& ranks, uint32_t rank, Floats x, int64_t n) {

@@ -113,7 +113,9 @@ class ModelBase : public Model {
   // Array of the device that other ranks' arrays are added to, or that goes to or comes from another rank: staged in
   // host memory where it does not lie there. Wait for what the stream has to do before.
   absl::Status SumOverRanks(Collectives& ranks, Floats x, int64_t n);
-  absl::Status GatherFromRanks(Collectives& ranks, Floats x, int64_t n);  // own part in place: PartOf(n, ranks, rank)
+  // Own part, of whole rows, in place; see Collectives::ReduceScatter.
+  absl::Status ScatterSumOverRanks(Collectives& ranks, Floats x, int64_t n, int64_t row);
+  absl::Status GatherFromRanks(Collectives& ranks, Floats x, int64_t n, int64_t row);
   absl::Status SendTo(PeerGroup& ranks, uint32_t rank, Floats x, int64_t n);
   absl::Status ReceiveFrom(PeerGroup& ranks, uint32_t rank, Floats x, int64_t n);
 

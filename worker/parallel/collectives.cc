@@ -15,9 +15,9 @@ void AddTo(absl::Span<float> sum, absl::Span<const float> x) {
 
 }  // namespace
 
-absl::Span<float> Collectives::Part(absl::Span<float> x, uint32_t part) const {
-  const Range range = PartOf(x.size(), group_->size(), part);
-  return x.subspan(range.begin, range.size());
+absl::Span<float> Collectives::Part(absl::Span<float> x, size_t row, uint32_t part) const {
+  const Range rows = PartOf(x.size() / row, group_->size(), part);
+  return x.subspan(rows.begin * row, rows.size() * row);
 }
 
 absl::Status Collectives::Exchange(uint32_t to, absl::Span<const float> out, uint32_t from, absl::Span<float> in,
@@ -56,20 +56,20 @@ absl::Status Collectives::SumOfAll(absl::Span<float> x) {
   return absl::OkStatus();
 }
 
-absl::Status Collectives::RingReduce(absl::Span<float> x) {
+absl::Status Collectives::RingReduce(absl::Span<float> x, size_t row) {
   const uint32_t n = group_->size(), rank = group_->rank();
   for (uint32_t step = 0; step + 1 < n; ++step) {
-    RETURN_IF_ERROR(Exchange((rank + 1) % n, Part(x, (rank + n - step - 1) % n), (rank + n - 1) % n,
-                             Part(x, (rank + 2 * n - step - 2) % n), /*add=*/true));
+    RETURN_IF_ERROR(Exchange((rank + 1) % n, Part(x, row, (rank + n - step - 1) % n), (rank + n - 1) % n,
+                             Part(x, row, (rank + 2 * n - step - 2) % n), /*add=*/true));
   }
   return absl::OkStatus();
 }
 
-absl::Status Collectives::RingGather(absl::Span<float> x) {
+absl::Status Collectives::RingGather(absl::Span<float> x, size_t row) {
   const uint32_t n = group_->size(), rank = group_->rank();
   for (uint32_t step = 0; step + 1 < n; ++step) {
-    RETURN_IF_ERROR(Exchange((rank + 1) % n, Part(x, (rank + n - step) % n), (rank + n - 1) % n,
-                             Part(x, (rank + n - step - 1) % n), /*add=*/false));
+    RETURN_IF_ERROR(Exchange((rank + 1) % n, Part(x, row, (rank + n - step) % n), (rank + n - 1) % n,
+                             Part(x, row, (rank + n - step - 1) % n), /*add=*/false));
   }
   return absl::OkStatus();
 }
@@ -77,8 +77,8 @@ absl::Status Collectives::RingGather(absl::Span<float> x) {
 absl::Status Collectives::AllReduce(absl::Span<float> x) {
   if (group_->size() == 1 || x.empty()) return absl::OkStatus();
   if (!Direct(x.size())) {
-    RETURN_IF_ERROR(RingReduce(x));
-    return RingGather(x);
+    RETURN_IF_ERROR(RingReduce(x, 1));
+    return RingGather(x, 1);
   }
   for (uint32_t to = 0; to < group_->size(); ++to) {
     if (to != group_->rank()) RETURN_IF_ERROR(group_->Send(to, x));
@@ -86,23 +86,23 @@ absl::Status Collectives::AllReduce(absl::Span<float> x) {
   return SumOfAll(x);
 }
 
-absl::Status Collectives::ReduceScatter(absl::Span<float> x) {
+absl::Status Collectives::ReduceScatter(absl::Span<float> x, size_t row) {
   if (group_->size() == 1 || x.empty()) return absl::OkStatus();
-  if (!Direct(x.size())) return RingReduce(x);
+  if (!Direct(x.size())) return RingReduce(x, row);
   for (uint32_t to = 0; to < group_->size(); ++to) {
-    if (to != group_->rank()) RETURN_IF_ERROR(group_->Send(to, Part(x, to)));
+    if (to != group_->rank()) RETURN_IF_ERROR(group_->Send(to, Part(x, row, to)));
   }
-  return SumOfAll(Part(x, group_->rank()));
+  return SumOfAll(Part(x, row, group_->rank()));
 }
 
-absl::Status Collectives::AllGather(absl::Span<float> x) {
+absl::Status Collectives::AllGather(absl::Span<float> x, size_t row) {
   if (group_->size() == 1 || x.empty()) return absl::OkStatus();
-  if (!Direct(x.size())) return RingGather(x);
+  if (!Direct(x.size())) return RingGather(x, row);
   for (uint32_t to = 0; to < group_->size(); ++to) {
-    if (to != group_->rank()) RETURN_IF_ERROR(group_->Send(to, Part(x, group_->rank())));
+    if (to != group_->rank()) RETURN_IF_ERROR(group_->Send(to, Part(x, row, group_->rank())));
   }
   for (uint32_t from = 0; from < group_->size(); ++from) {
-    if (from != group_->rank()) RETURN_IF_ERROR(group_->Receive(from, Part(x, from)));
+    if (from != group_->rank()) RETURN_IF_ERROR(group_->Receive(from, Part(x, row, from)));
   }
   return absl::OkStatus();
 }

@@ -48,10 +48,12 @@ class Collectives {
 
   // x = the sum of all ranks' x.
   absl::Status AllReduce(absl::Span<float> x);
-  // Part r of x, PartOf(x.size(), n, r), becomes the sum of all ranks' part r, on rank r. Other parts: undefined.
-  absl::Status ReduceScatter(absl::Span<float> x);
+  // Parts of x are whole rows of `row` floats, which divides its size: part r is the rows PartOf(x.size() / row, n, r).
+  //
+  // Part r of x becomes the sum of all ranks' part r, on rank r. Other parts: undefined.
+  absl::Status ReduceScatter(absl::Span<float> x, size_t row = 1);
   // Each rank r has part r of x; afterwards each has all parts.
-  absl::Status AllGather(absl::Span<float> x);
+  absl::Status AllGather(absl::Span<float> x, size_t row = 1);
   // x = rank root's x.
   absl::Status Broadcast(uint32_t root, absl::Span<float> x);
   // Returns when every rank has called it.
@@ -59,15 +61,15 @@ class Collectives {
 
  private:
   bool Direct(size_t floats) const { return floats <= direct_; }
-  absl::Span<float> Part(absl::Span<float> x, uint32_t part) const;
+  absl::Span<float> Part(absl::Span<float> x, size_t row, uint32_t part) const;
   // Sends one array to a rank and takes another from a rank, piece by piece in turns: so no more than a piece of it
   // waits anywhere, and a ring of ranks that all do this never stands still. What has come is added to `in`, or
   // replaces it.
   absl::Status Exchange(uint32_t to, absl::Span<const float> out, uint32_t from, absl::Span<float> in, bool add);
   // x = the sum, in the order of ranks, of x and what the others send.
   absl::Status SumOfAll(absl::Span<float> x);
-  absl::Status RingReduce(absl::Span<float> x);
-  absl::Status RingGather(absl::Span<float> x);
+  absl::Status RingReduce(absl::Span<float> x, size_t row);
+  absl::Status RingGather(absl::Span<float> x, size_t row);
 
   PeerGroup* const group_;
   const size_t direct_, piece_;
