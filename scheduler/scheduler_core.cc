@@ -25,6 +25,7 @@ void SchedulerCore::Restore(std::vector<v1::StoredJob> rows, absl::Time now) {
     if (const auto space = MakeParameterSpace(job.spec().model()); space.ok()) job.parameters = space->size();
     const uint64_t forced = job.spec().parallel().chunk_elements();
     job.chunk_elements = forced > 0 ? forced : DefaultChunkElements(job.parameters);
+    job.rank_bytes = RankBytes(job.spec());
     for (const v1::NodeId& node : job.row.lost()) job.lost.insert(KeyOf(node));
     by_id_[job.id()] = sequence;
     if (!job.row.request_id().empty()) by_request_[job.row.request_id()] = sequence;

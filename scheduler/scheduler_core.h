@@ -6,6 +6,7 @@
 //
 //   scheduler_core.cc             sessions, leases, timers, restart
 //   scheduler_core_jobs.cc        submission, queue, round records, the end
+//   scheduler_core_workers.cc     which workers a job's ranks need, get and wait for
 //   scheduler_core_transition.cc  from one generation to the next
 //   scheduler_core_checkpoint.cc  orders, snapshots, publication, pruning
 #ifndef SLUICE_SCHEDULER_SCHEDULER_CORE_H_
@@ -24,6 +25,7 @@
 #include "absl/time/time.h"
 #include "common/protocol_rules.h"
 #include "scheduler/placement.h"
+#include "scheduler/resume.h"
 #include "scheduler/scheduler_core_state.h"
 #include "sluice/v1/checkpoint.pb.h"
 #include "sluice/v1/scheduler.pb.h"
@@ -61,12 +63,6 @@ struct SchedulerCoreOptions {
   ProtocolRules rules;
 };
 
-// What a resumed job begins from; read by the shell, which knows files.
-struct ResumeFrom {
-  std::string directory;  // the published folder, absolute
-  v1::CheckpointManifest manifest;
-};
-
 class SchedulerCore {
  public:
   // `actions` outlives the core.
@@ -91,9 +87,9 @@ class SchedulerCore {
                    const absl::StatusOr<std::string>& result, absl::Time now);
 
   // ---- clients. Job ids are exact here (see Find).
-  // INVALID_ARGUMENT: the spec; RESOURCE_EXHAUSTED: more memory than the servers have, with the arithmetic;
-  // FAILED_PRECONDITION: what it would resume does not fit. `resume` where spec.init.resume is set. A request id seen
-  // before returns that job.
+  // INVALID_ARGUMENT: the spec; RESOURCE_EXHAUSTED: more memory than the servers have, or than any registered worker
+  // may take for a rank, with the arithmetic; FAILED_PRECONDITION: what it would resume does not fit. `resume` where
+  // spec.init.resume is set. A request id seen before returns that job.
   absl::StatusOr<v1::SubmitJobResponse> Submit(const v1::SubmitJobRequest& request,
                                                const std::optional<ResumeFrom>& resume, absl::Time now);
   // The job of an earlier submission with this request id, if any.
@@ -133,6 +129,25 @@ class SchedulerCore {
   void SendEndJob(const std::string& job_id, const NodeKey& key);
   void SendFence(const JobEntry& job, const NodeKey& key);
 
+  // ---- scheduler_core_workers.cc
+  std::vector<WorkerSlot> IdleWorkerSlots() const;
+  std::vector<const KnownNode*> IdleWorkers() const;  // oldest registration first
+  std::vector<WorkerSlot> AllWorkerSlots() const;     // busy ones too
+  // The plan's ranks with gaps filled; has_gap where idle workers do not suffice. A rank that has its worker keeps it.
+  std::vector<v1::Rank> NextRanks(const JobEntry& job, bool* has_gap) const;
+  Vacancy VacancyOf(const JobEntry& job, uint32_t rank) const;
+  // What a job with a gap waits for.
+  std::string GapText(const JobEntry& job, const std::vector<v1::Rank>& ranks) const;
+  // Keeps in the row on which hosts the plan's ranks are.
+  void NoteHosts(JobEntry& job) const;
+  // RESOURCE_EXHAUSTED where none of the registered workers may ever hold the largest rank, with what would help.
+  absl::Status CheckWorkerMemory(const v1::JobSpec& spec) const;
+  // What a job that is submitted now will wait for, if anything: "" or a warning.
+  std::string WorkersLacking(const v1::JobSpec& spec) const;
+  std::string WaitsForWorkers(const JobEntry& job, const std::vector<WorkerSlot>& idle, size_t servers) const;
+  // Makes it durable that the workers of this job's new plan are lost to the jobs that had them before.
+  void ClaimWorkers(const JobEntry& job);
+
   // ---- scheduler_core_jobs.cc
   void TryStart(JobEntry& job, absl::Time now);
   void OnRoundRecord(const NodeKey& from, const v1::RoundRecord& record, absl::Time now);
@@ -162,20 +177,14 @@ class SchedulerCore {
   absl::Status FillRewind(const JobEntry& job, v1::Plan& plan) const;
   // What the plan that was just made means for the job: counters, volatile state, event.
   void Adopt(JobEntry& job, v1::Plan plan, bool rewind, absl::Time now);
-  // The plan's ranks with gaps filled; has_gap where idle workers do not suffice.
-  std::vector<v1::Rank> NextRanks(const JobEntry& job, bool* has_gap) const;
   void Wait(JobEntry& job, const std::string& message, absl::Time now);
   // All lost servers came back with what they held: the plan goes on.
   void Returned(JobEntry& job, absl::Time now);
-  std::vector<WorkerSlot> IdleWorkerSlots() const;
-  std::vector<const KnownNode*> IdleWorkers() const;  // oldest registration first
   std::vector<const KnownNode*> LiveServers() const;
   std::vector<ServerSlot> ServerSlots(const JobEntry* except) const;  // live ones, memory_used without `except`
   std::set<NodeKey> PlanServers(const v1::Plan& plan) const;
   std::set<NodeKey> PlanNodes(const v1::Plan& plan) const;
   uint64_t MemoryUsed(const NodeKey& server, const JobEntry* except) const;  // bytes of all jobs' shards
-  // Makes it durable that the workers of this job's new plan are lost to the jobs that had them before.
-  void ClaimWorkers(const JobEntry& job);
   void SendPlanToAll(JobEntry& job, const std::set<NodeKey>& before);
   // Persists, then `say`; the other way round where the rule persist_first is off.
   void PersistThen(const JobEntry& job, const std::function<void()>& say);

@@ -6,7 +6,6 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "common/checkpoint.h"
 #include "common/job_spec.h"
 #include "common/status_macros.h"
 #include "common/wire_format.h"
@@ -22,85 +21,7 @@ double UnixSeconds(absl::Time time) { return absl::ToDoubleSeconds(time - absl::
 
 std::string Count(uint64_t n, const char* what) { return absl::StrCat(n, " ", what, n == 1 ? "" : "s"); }
 
-// Async: a checkpoint's chunks have seen different positions unless nothing was under way.
-absl::Status CheckLedger(const v1::JobSpec& spec, uint64_t chunk_elements, const ResumeFrom& from) {
-  const v1::CheckpointManifest& manifest = from.manifest;
-  const bool async = spec.train().mode() == v1::TrainSpec::ASYNC;
-  const uint64_t batch = manifest.spec().train().batch();
-  bool cuts = false, even = true;
-  for (const v1::CheckpointFile& file : manifest.files()) {
-    for (const v1::ChunkCut& cut : file.cuts()) {
-      cuts = true;
-      even &=
-          cut.applied_size() == 1 && cut.applied(0).begin() == 0 && cut.applied(0).end() == manifest.version() * batch;
-    }
-  }
-  if ((async || cuts) && spec.train().batch() != batch) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "train.batch: found ", spec.train().batch(), ", but ", from.directory, " counts its positions in rounds of ",
-        batch, "; set train.batch to that, or init without resume (parameters only)"));
-  }
-  if (even || (async && chunk_elements == manifest.chunk_elements())) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(
-      async ? "parallel.chunk_elements" : "train.mode", ": ", from.directory,
-      " was written while contributions of an async job were under way: its chunks have seen different positions; ",
-      async ? absl::StrCat("keep chunks of ", manifest.chunk_elements(), " elements")
-            : "resume it with train.mode async",
-      ", resume from the job's last version, or init without resume (parameters only)"));
-}
-
-absl::Status CheckResume(const v1::JobSpec& spec, uint64_t parameters, const ResumeFrom& from) {
-  const v1::CheckpointManifest& manifest = from.manifest;
-  if (manifest.parameters() != parameters) {
-    return absl::FailedPreconditionError(absl::StrCat("init.path: ", from.directory, " holds ", manifest.parameters(),
-                                                      " parameters, the model has ", parameters,
-                                                      "; give the model of job ", manifest.job_id()));
-  }
-  for (const std::string& slot : OptimizerSlots(spec.optimizer())) {
-    if (std::find(manifest.slots().begin(), manifest.slots().end(), slot) == manifest.slots().end()) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("init.path: ", from.directory, " has no optimizer state \"", slot, "\" but \"",
-                       absl::StrJoin(manifest.slots(), "\", \""),
-                       "\"; use the same optimizer, or init without resume (parameters only)"));
-    }
-  }
-  if (manifest.version() >= spec.train().rounds()) {
-    return absl::FailedPreconditionError(absl::StrCat("init.path: ", from.directory, " has seen ", manifest.version(),
-                                                      " rounds already and train.rounds is ", spec.train().rounds(),
-                                                      "; ask for more rounds"));
-  }
-  return absl::OkStatus();
-}
-
-// What the checkpoint's workers had left out of their gradients: goes on with the ranks that there are now, or is
-// dropped, which is said.
-void ResumeResiduals(const ResumeFrom& from, const v1::JobSpec& spec, v1::CheckpointRef* begins,
-                     v1::JobStatus* status) {
-  const v1::CheckpointManifest& manifest = from.manifest;
-  const auto keeps = [](const v1::JobSpec& s) { return ErrorFeedback(s) && s.train().mode() != v1::TrainSpec::ASYNC; };
-  const uint32_t held = ResidualRanks(manifest), ranks = static_cast<uint32_t>(GangSize(spec.parallel()));
-  if (manifest.has_exact_until_round()) status->set_exact_until_round(manifest.exact_until_round());
-  if (keeps(spec)) begins->set_residuals(held);
-  if (keeps(spec) && held > 0 && held != ranks) {
-    status->add_warnings(absl::StrCat("what was left out of the gradients of ", Count(held, "rank"), " goes on with ",
-                                      Count(ranks, "rank"), ": rank i's with rank i mod ", ranks));
-  }
-  const bool dropped = held > 0 && !keeps(spec), absent = held == 0 && ErrorFeedback(manifest.spec());
-  if (!dropped && !absent) return;
-  const auto async = [](const v1::JobSpec& s) { return s.train().mode() == v1::TrainSpec::ASYNC; };
-  if (!async(spec)) {
-    status->set_exact_until_round(
-        std::min(manifest.version(), status->has_exact_until_round() ? status->exact_until_round() : UINT64_MAX));
-  }
-  const char* const why =
-      absent ? (async(manifest.spec()) ? "checkpoints of async jobs do not hold it"
-                                       : "the checkpoint does not hold it (an earlier version of Sluice wrote it)")
-             : (async(spec) ? "an async job begins without" : "this job pushes without error feedback");
-  status->add_warnings(absl::StrCat("what ", EncodingName(PushEncoding(manifest.spec())),
-                                    " had left out of the gradients of ", from.directory, " is dropped: ", why));
-}
-
-// Over the replicas.
+// Over the ranks.
 v1::RoundTime MeanTime(const v1::RoundRecord& record) {
   v1::RoundTime mean;
   const double replicas = record.times_size();
@@ -128,6 +49,34 @@ void AddRoundTime(const JobEntry& job, v1::JobStatus* status) {
   }
 }
 
+// By contributor; nothing where none has said anything.
+void AddRankTimes(const JobEntry& job, v1::JobStatus* status) {
+  const int ranks = job.plan().ranks_size();
+  std::vector<v1::RoundTime> sums(static_cast<size_t>(ranks));
+  std::vector<double> rounds(sums.size());
+  for (const JobEntry::Pace& pace : job.pace) {
+    for (const v1::ReplicaTime& time : pace.ranks) {
+      if (time.contributor() >= sums.size()) continue;
+      v1::RoundTime& sum = sums[time.contributor()];
+      ++rounds[time.contributor()];
+      sum.set_compute(sum.compute() + time.compute());
+      sum.set_exposed(sum.exposed() + time.exposed());
+      sum.set_others(sum.others() + time.others());
+      sum.set_verdict(sum.verdict() + time.verdict());
+    }
+  }
+  if (std::all_of(rounds.begin(), rounds.end(), [](double n) { return n == 0; })) return;
+  for (size_t i = 0; i < sums.size(); ++i) {
+    const double n = std::max(rounds[i], 1.0);
+    v1::RoundTime& mean = *status->add_rank_times();
+    mean.set_compute(sums[i].compute() / n);
+    mean.set_exposed(sums[i].exposed() / n);
+    mean.set_others(sums[i].others() / n);
+    mean.set_verdict(sums[i].verdict() / n);
+    mean.set_total(mean.compute() + mean.exposed() + mean.others() + mean.verdict());
+  }
+}
+
 }  // namespace
 
 // ---------------------------------------------------------------------------------------------------- submission
@@ -150,11 +99,7 @@ absl::StatusOr<v1::SubmitJobResponse> SchedulerCore::Submit(const v1::SubmitJobR
   FillDefaults(&spec);
   RETURN_IF_ERROR(ValidateJobSpec(spec));
   ASSIGN_OR_RETURN(const ParameterSpace space, MakeParameterSpace(spec.model()));
-  if (resume.has_value()) {
-    RETURN_IF_ERROR(CheckResume(spec, space.size(), *resume));
-    const uint64_t forced = spec.parallel().chunk_elements();
-    RETURN_IF_ERROR(CheckLedger(spec, forced > 0 ? forced : DefaultChunkElements(space.size()), *resume));
-  }
+  if (resume.has_value()) RETURN_IF_ERROR(CheckResume(spec, space.size(), *resume));
 
   const uint64_t each = BytesPerParameter(spec);
   uint64_t need = 0;
@@ -173,6 +118,7 @@ absl::StatusOr<v1::SubmitJobResponse> SchedulerCore::Submit(const v1::SubmitJobR
                      Count(servers.size(), "server"), " with ", limit,
                      " bytes together; start more servers, raise their --memory_limit or take a smaller model"));
   }
+  RETURN_IF_ERROR(CheckWorkerMemory(spec));
 
   const uint64_t sequence = jobs_.empty() ? 1 : jobs_.rbegin()->first + 1;
   uint64_t number = 1;
@@ -181,6 +127,7 @@ absl::StatusOr<v1::SubmitJobResponse> SchedulerCore::Submit(const v1::SubmitJobR
   job.parameters = space.size();
   job.chunk_elements =
       spec.parallel().chunk_elements() > 0 ? spec.parallel().chunk_elements() : DefaultChunkElements(space.size());
+  job.rank_bytes = RankBytes(spec);
   job.row.set_sequence(sequence);
   job.row.set_request_id(request.request_id());
   v1::JobStatus& status = *job.row.mutable_status();
@@ -196,6 +143,7 @@ absl::StatusOr<v1::SubmitJobResponse> SchedulerCore::Submit(const v1::SubmitJobR
     begins.set_version(resume->manifest.version());
     status.set_rounds_done(begins.version());
     ResumeResiduals(*resume, spec, &begins, &status);
+    ResumeLayout(*resume, spec, &status);
   }
   status.add_warnings(spec.checkpoint().every_rounds() > 0
                           ? absl::StrCat("copies: 1: a lost server costs the rounds since the last published checkpoint"
@@ -210,6 +158,7 @@ absl::StatusOr<v1::SubmitJobResponse> SchedulerCore::Submit(const v1::SubmitJobR
   response.set_job_id(job.id());
   *response.mutable_spec() = job.spec();
   *response.mutable_warnings() = job.row.status().warnings();
+  if (const std::string lacking = WorkersLacking(job.spec()); !lacking.empty()) response.add_warnings(lacking);
   Consider(job, now);
   actions_->JobChanged(response.job_id());
   return response;
@@ -223,11 +172,7 @@ void SchedulerCore::TryStart(JobEntry& job, absl::Time now) {
   const uint64_t gang = GangSize(job.spec().parallel());
   const std::vector<WorkerSlot> idle = IdleWorkerSlots();
   const std::vector<ServerSlot> servers = ServerSlots(nullptr);
-  std::string waits;
-  if (idle.size() < gang || servers.empty()) {
-    waits = absl::StrCat("waiting for ", Count(gang, "worker"), " (", idle.size(), " idle) and 1 server (",
-                         servers.size(), ")");
-  }
+  std::string waits = WaitsForWorkers(job, idle, servers.size());
   v1::Plan plan;
   if (waits.empty()) {
     plan.set_shards(ShardCount(job.parameters, job.chunk_elements, static_cast<uint32_t>(servers.size())));
@@ -243,7 +188,7 @@ void SchedulerCore::TryStart(JobEntry& job, absl::Time now) {
     if (job.row.status().message() != waits) SetState(job, v1::QUEUED, waits);
     return;
   }
-  const auto ranks = PlaceRanks(job.spec().parallel(), idle);
+  const auto ranks = PlaceRanks(job.spec().parallel(), idle, job.rank_bytes);
   if (!ranks.ok()) return SetState(job, v1::QUEUED, std::string(ranks.status().message()));
   for (const v1::Rank& rank : *ranks) {
     *plan.add_ranks() = rank;
@@ -268,6 +213,7 @@ void SchedulerCore::TryStart(JobEntry& job, absl::Time now) {
   *status.mutable_plan() = std::move(plan);
   job.row.set_generation(1);
   SetState(job, v1::STARTING, "");
+  NoteHosts(job);
   ClaimWorkers(job);
   PersistThen(job, [&] { SendPlanToAll(job, {}); });
   AddEvent(job, now,
@@ -304,7 +250,7 @@ void SchedulerCore::OnRoundRecord(const NodeKey& from, const v1::RoundRecord& re
       *status.mutable_last_train() = record;
     }
     status.set_rounds_done(std::max(status.rounds_done(), record.round() + 1));
-    job->pace.push_back({now, record.count(), MeanTime(record)});
+    job->pace.push_back({now, record.count(), MeanTime(record), {record.times().begin(), record.times().end()}});
     while (job->pace.size() > kPaceRounds || now - job->pace.front().at > kPaceTime) {
       if (job->pace.size() <= 2) break;
       job->pace.pop_front();
@@ -480,7 +426,11 @@ absl::StatusOr<std::string> SchedulerCore::Find(std::string_view id) const {
 v1::JobStatus SchedulerCore::Status(const JobEntry& job, bool with_plan) const {
   v1::JobStatus status = job.row.status();
   AddHostSums(job, &status);
-  if (!with_plan) status.clear_plan();
+  if (with_plan) {
+    AddRankTimes(job, &status);
+  } else {
+    status.clear_plan();
+  }
   AddRoundTime(job, &status);
   if (job.state() != v1::RUNNING || job.pace.size() < 2) return status;
   const double seconds = absl::ToDoubleSeconds(job.pace.back().at - job.pace.front().at);

@@ -54,6 +54,7 @@ struct JobEntry {
   // Follows from the spec.
   uint64_t parameters = 0;
   uint64_t chunk_elements = 0;
+  std::vector<uint64_t> rank_bytes;  // RankBytes
 
   // Nodes of the present plan that died since it was published.
   std::set<NodeKey> lost;
@@ -81,8 +82,9 @@ struct JobEntry {
 
   struct Pace {
     absl::Time at;
-    double count = 0;  // targets
-    v1::RoundTime time;
+    double count = 0;                      // targets
+    v1::RoundTime time;                    // mean
+    std::vector<v1::ReplicaTime> ranks{};  // by contributor
   };
   std::deque<Pace> pace;              // of the newest rounds, as their records came
   std::set<std::string> accusations;  // told already, of this generation

@@ -23,31 +23,6 @@ std::set<NodeKey> SchedulerCore::PlanNodes(const v1::Plan& plan) const {
   return nodes;
 }
 
-std::vector<const KnownNode*> SchedulerCore::IdleWorkers() const {
-  std::set<NodeKey> busy;
-  for (const auto& [sequence, job] : jobs_) {
-    if (!job.started() || job.ended()) continue;
-    for (const v1::Rank& rank : job.plan().ranks()) {
-      if (const NodeKey key = KeyOf(rank.node()); job.lost.count(key) == 0) busy.insert(key);
-    }
-  }
-  std::vector<const KnownNode*> idle;
-  for (const auto& [key, node] : nodes_) {
-    if (node.info.role() == v1::WORKER && node.session != 0 && busy.count(key) == 0) idle.push_back(&node);
-  }
-  std::sort(idle.begin(), idle.end(), [](const auto* a, const auto* b) { return a->order < b->order; });
-  return idle;
-}
-
-std::vector<WorkerSlot> SchedulerCore::IdleWorkerSlots() const {
-  std::vector<WorkerSlot> slots;
-  for (const KnownNode* node : IdleWorkers()) {
-    slots.push_back({node->info.node(), node->info.address(), node->info.host_id(), node->info.numeric_profile(),
-                     node->info.sums_on_host()});
-  }
-  return slots;
-}
-
 std::vector<const KnownNode*> SchedulerCore::LiveServers() const {
   std::vector<const KnownNode*> servers;
   for (const auto& [key, node] : nodes_) {
@@ -79,47 +54,6 @@ uint64_t SchedulerCore::MemoryUsed(const NodeKey& server, const JobEntry* except
     }
   }
   return bytes;
-}
-
-std::vector<v1::Rank> SchedulerCore::NextRanks(const JobEntry& job, bool* has_gap) const {
-  *has_gap = false;
-  std::vector<v1::Rank> ranks(job.plan().ranks().begin(), job.plan().ranks().end());
-  // Who held a rank of this job before takes it again where it can: its data and model are open already.
-  std::vector<WorkerSlot> idle, others;
-  for (WorkerSlot& worker : IdleWorkerSlots()) {
-    (job.lost.count(KeyOf(worker.node)) > 0 ? idle : others).push_back(worker);
-  }
-  idle.insert(idle.end(), others.begin(), others.end());
-  std::vector<bool> filled(ranks.size());
-  for (size_t i = 0; i < ranks.size(); ++i) {
-    const NodeKey key = KeyOf(ranks[i].node());
-    // And the same one: with error feedback its residual belongs to that rank's samples.
-    const auto back =
-        std::find_if(idle.begin(), idle.end(), [&](const WorkerSlot& worker) { return KeyOf(worker.node) == key; });
-    filled[i] = back != idle.end() || (job.lost.count(key) == 0 && Here(key));
-    if (back != idle.end()) idle.erase(back);
-  }
-  for (size_t i = 0; i < ranks.size(); ++i) {
-    if (filled[i]) continue;
-    v1::Rank& rank = ranks[i];
-    const std::string& profile = static_cast<int>(i) < job.row.numeric_profiles_size()
-                                     ? job.row.numeric_profiles(static_cast<int>(i))
-                                     : rank.numeric_profile();
-    const bool allow = !job.spec().has_allow_profile_change() || job.spec().allow_profile_change();
-    const int chosen = ChooseReplacement(profile, allow, idle);
-    if (chosen < 0) {
-      *has_gap = true;
-      continue;
-    }
-    Assign(idle[static_cast<size_t>(chosen)], &rank);
-    idle.erase(idle.begin() + chosen);
-  }
-  for (v1::Rank& rank : ranks) {
-    const bool alone = std::any_of(job.row.push_alone().begin(), job.row.push_alone().end(),
-                                   [&](const v1::NodeId& node) { return SameNode(node, rank.node()); });
-    if (alone) rank.clear_host_id();
-  }
-  return ranks;
 }
 
 void SchedulerCore::PersistThen(const JobEntry& job, const std::function<void()>& say) {
@@ -159,11 +93,7 @@ void SchedulerCore::Consider(JobEntry& job, absl::Time now) {
   if (job.lost.empty() && !owed) return Returned(job, now);
   bool gap = false;
   const std::vector<v1::Rank> ranks = NextRanks(job, &gap);
-  if (gap) {
-    size_t have = 0;
-    for (const v1::Rank& rank : ranks) have += job.lost.count(KeyOf(rank.node())) == 0 && Here(KeyOf(rank.node()));
-    return Wait(job, absl::StrCat("waiting for a worker: has ", have, " of ", ranks.size()), now);
-  }
+  if (gap) return Wait(job, GapText(job, ranks), now);
   if (server_lost && LiveServers().empty()) return Wait(job, "waiting for a server: none is there", now);
   Begin(job, now);
 }
@@ -262,6 +192,7 @@ void SchedulerCore::Publish(JobEntry& job, absl::Time now) {
   plan.set_hash(PlanHash(plan));
   const std::set<NodeKey> before = PlanNodes(job.plan());
   Adopt(job, std::move(plan), rewind, now);
+  NoteHosts(job);
   ClaimWorkers(job);
   PersistThen(job, [&] { SendPlanToAll(job, before); });
   if (job.row.order()) SendOrder(job, now);
@@ -334,24 +265,6 @@ void SchedulerCore::Adopt(JobEntry& job, v1::Plan plan, bool rewind, absl::Time 
   job.pace.clear();
   SetState(job, v1::RECOVERING, text);
   AddEvent(job, now, text);
-}
-
-void SchedulerCore::ClaimWorkers(const JobEntry& job) {
-  for (auto& [sequence, other] : jobs_) {
-    if (&other == &job || !other.started() || other.ended()) continue;
-    bool changed = false;
-    for (const v1::Rank& rank : other.plan().ranks()) {
-      const bool taken = std::any_of(job.plan().ranks().begin(), job.plan().ranks().end(),
-                                     [&](const v1::Rank& r) { return SameNode(r.node(), rank.node()); });
-      if (!taken || std::any_of(other.row.lost().begin(), other.row.lost().end(),
-                                [&](const v1::NodeId& node) { return SameNode(node, rank.node()); })) {
-        continue;
-      }
-      *other.row.add_lost() = rank.node();
-      changed = true;
-    }
-    if (changed) actions_->Persist(other.row);
-  }
 }
 
 void SchedulerCore::SendPlanToAll(JobEntry& job, const std::set<NodeKey>& before) {

@@ -41,6 +41,7 @@ absl::Status Run(const Args& args) {
   options.backend.threads = static_cast<int>(args.Integer("threads", 0)) != 0
                                 ? static_cast<int>(args.Integer("threads", 0))
                                 : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  options.memory_limit = static_cast<uint64_t>(args.Integer("memory_limit", 0));
   options.shared_memory = args.Bool("shared_memory", true);
   options.serves_peers = true;
   options.transport = &transport;
@@ -72,6 +73,9 @@ int WorkerMain(int argc, char** argv) {
                      false, 0, 4096},
                     {"device", FlagKind::kString, "KIND",
                      "cpu (default), or fake_device (the cpu's kernels behind a device with memory of its own)"},
+                    {"memory_limit", FlagKind::kInteger, "BYTES",
+                     "what the parameters and gradients of its part of a model may take (8 bytes a parameter; "
+                     "activations are not counted); larger parts go to other workers; 0 (default): not limited"},
                     {"shared_memory", FlagKind::kBool, "",
                      "leave payloads to and from servers and workers of this host and user in shared memory; default: "
                      "true"},

@@ -42,6 +42,7 @@ struct WorkerOptions {
   ProtocolRules rules;
   Transport* transport = nullptr;  // outlives the node
   Clock* clock = nullptr;          // outlives the node
+  uint64_t memory_limit = 0;       // bytes for the parameters and gradients of its rank; 0: not limited
   // Payloads between this worker and servers of the same host and user stay in shared memory.
   bool shared_memory = true;
   // Streams to `address` come to the acceptors below: this worker may take part in host sums and replicas of many

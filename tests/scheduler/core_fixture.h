@@ -70,13 +70,14 @@ class CoreFixture : public SchedulerActions {
 
   // ---- nodes
   void Start(const std::string& name, v1::NodeRole role, const std::string& profile = "avx2/1",
-             uint64_t memory_limit = 0) {
+             uint64_t memory_limit = 0, const std::string& host = "host") {
     Node& node = nodes_[name];
     node = Node();
     node.role = role;
     node.incarnation = ++lives_;
     node.profile = profile;
     node.memory_limit = memory_limit;
+    node.host = host;
     Connect(name);
   }
   void Server(const std::string& name) { Start(name, v1::SERVER); }

@@ -54,16 +54,6 @@ TEST(PlaceRanks, MixesProfilesRatherThanWait) {
   ASSERT_TRUE(ranks.ok());
 }
 
-TEST(PlaceRanks, TensorRanksOfAReplicaAreNeighboursOnOneHost) {
-  const auto ranks =
-      PlaceRanks(Mesh(2, 1, 2), {Worker("a", "h1"), Worker("b", "h2"), Worker("c", "h1"), Worker("d", "h2")});
-  ASSERT_TRUE(ranks.ok());
-  EXPECT_EQ((*ranks)[0].node().name(), "a");
-  EXPECT_EQ((*ranks)[1].node().name(), "c");
-  EXPECT_EQ((*ranks)[1].tensor(), 1u);
-  EXPECT_EQ((*ranks)[2].data(), 1u);
-}
-
 std::string HostsOf(const std::vector<std::string>& hosts) {
   std::vector<WorkerSlot> idle;
   for (size_t i = 0; i < hosts.size(); ++i) {
@@ -127,12 +117,134 @@ TEST(PlaceRanks, RandomMeshes) {
   }
 }
 
+// "a0a1|b0b1": hosts by replica.
+std::string Placed(const v1::ParallelSpec& mesh, const std::string& hosts, const std::vector<uint64_t>& bytes = {}) {
+  std::vector<WorkerSlot> idle;
+  for (size_t i = 0; i < hosts.size(); ++i) {
+    idle.push_back(Worker("w" + std::string(i < 10 ? "0" : "") + std::to_string(i), std::string(1, hosts[i])));
+    idle.back().sums_on_host = true;
+  }
+  std::mt19937 rng(hosts.size());
+  std::shuffle(idle.begin(), idle.end(), rng);
+  const auto ranks = PlaceRanks(mesh, idle, bytes);
+  EXPECT_TRUE(ranks.ok()) << ranks.status();
+  if (!ranks.ok()) return "";
+  std::string placed;
+  for (size_t i = 0; i < ranks->size(); ++i) {
+    const v1::Rank& rank = (*ranks)[i];
+    if (i > 0 && rank.tensor() == 0) placed += rank.pipeline() == 0 ? "|" : " ";
+    placed += rank.host_id();
+  }
+  return placed;
+}
+
+TEST(PlaceRanks, ReplicasOnOneHostThenStagesThenTensorRanks) {
+  EXPECT_EQ(Placed(Mesh(2, 1, 2), "abab"), "aa|bb");
+  EXPECT_EQ(Placed(Mesh(2, 2, 2), "abababab"), "aa aa|bb bb");
+  EXPECT_EQ(Placed(Mesh(1, 2, 2), "aaabbb"), "aa bb") << "no host has room for both stages";
+  EXPECT_EQ(Placed(Mesh(1, 2, 2), "abbbb"), "bb bb") << "though b has more workers than a and comes later";
+  EXPECT_EQ(Placed(Mesh(1, 1, 2), "abbccc"), "bb") << "the host that it leaves the least room on";
+  EXPECT_EQ(Placed(Mesh(1, 4, 1), "aabbc"), "a a b b");
+  EXPECT_EQ(Placed(Mesh(2, 2, 1), "abcbca"), "a a|b b") << "six workers, two are left over";
+  EXPECT_EQ(Placed(Mesh(1, 2, 4), "aaabbbcc"), "aaab bbcc") << "no host holds a stage";
+  EXPECT_EQ(Placed(Mesh(2, 2, 2), "aaaaabbb"), "aa aa|bb ab") << "what does not fit comes last";
+}
+
+TEST(PlaceRanks, MemoryDecidesWhoMayHoldARank) {
+  const auto limited = [](const std::string& name, uint64_t limit, const std::string& host = "a") {
+    WorkerSlot worker = Worker(name, host);
+    worker.memory_limit = limit;
+    return worker;
+  };
+  const auto names = [](const absl::StatusOr<std::vector<v1::Rank>>& ranks) {
+    std::string text(ranks.status().message());
+    if (ranks.ok()) {
+      for (const v1::Rank& rank : *ranks) text += rank.node().name();
+    }
+    return text;
+  };
+  const std::vector<WorkerSlot> idle = {limited("a", 50), limited("b", 100), limited("c", 0), limited("d", 99)};
+  EXPECT_EQ(names(PlaceRanks(Mesh(2), idle, {100})), "bc") << "0: as much as there is";
+  EXPECT_EQ(names(PlaceRanks(Mesh(1, 2), idle, {100, 40})), "bc") << "workers that hold any rank, where they suffice";
+  EXPECT_EQ(names(PlaceRanks(Mesh(1, 3), idle, {50, 100, 100})), "dcb") << "else the ranks that they hold";
+  EXPECT_EQ(names(PlaceRanks(Mesh(3), idle, {100})),
+            "of 3 ranks, the largest of 100 bytes, 2 find an idle worker whose --memory_limit holds them");
+  EXPECT_EQ(RanksHeld(Mesh(3), {100}, idle), 2u);
+  EXPECT_EQ(RanksHeld(Mesh(1, 4), {100, 50, 99, 100}, idle), 4u);
+  EXPECT_EQ(RanksHeld(Mesh(1, 4), {100, 51, 99, 100}, idle), 3u);
+  EXPECT_EQ(RanksHeld(Mesh(9), {}, idle), 4u);
+}
+
+// What can be placed is, and nobody gets a rank that is too large.
+TEST(PlaceRanks, RandomMemory) {
+  for (uint64_t seed = 0; seed < 2000; ++seed) {
+    SCOPED_TRACE(seed);
+    std::mt19937_64 rng(seed);
+    const auto draw = [&](uint64_t n) { return rng() % n; };
+    const v1::ParallelSpec mesh = Mesh(1 + draw(3), 1 + draw(2), 1 + draw(2));
+    std::vector<uint64_t> bytes;
+    for (uint32_t i = 0; i < mesh.pipeline() * mesh.tensor(); ++i) bytes.push_back(1 + draw(5));
+    std::vector<WorkerSlot> idle;
+    for (uint64_t i = 0; i < GangSize(mesh) + draw(3); ++i) {
+      idle.push_back(Worker("w" + std::to_string(i), "h" + std::to_string(draw(3)), "p" + std::to_string(draw(2))));
+      idle.back().memory_limit = draw(7);
+    }
+    const auto ranks = PlaceRanks(mesh, idle, bytes);
+    ASSERT_EQ(ranks.ok(), RanksHeld(mesh, bytes, idle) == GangSize(mesh)) << ranks.status();
+    if (!ranks.ok()) continue;
+    std::set<std::string> names;
+    for (size_t i = 0; i < ranks->size(); ++i) {
+      const std::string& name = (*ranks)[i].node().name();
+      EXPECT_TRUE(names.insert(name).second);
+      const auto worker = std::find_if(idle.begin(), idle.end(), [&](const auto& w) { return w.node.name() == name; });
+      ASSERT_NE(worker, idle.end());
+      EXPECT_TRUE(Holds(*worker, bytes[i % bytes.size()]));
+    }
+  }
+}
+
+TEST(RankBytes, FollowsTheViewAndThePushFormat) {
+  v1::JobSpec spec;
+  v1::Gpt2Spec& gpt2 = *spec.mutable_model()->mutable_gpt2();
+  gpt2.set_layers(2);
+  gpt2.set_heads(2);
+  gpt2.set_width(4);
+  gpt2.set_context(3);
+  gpt2.set_vocabulary(5);
+  const uint64_t parameters = MakeParameterSpace(spec.model())->size();
+  EXPECT_EQ(RankBytes(spec), std::vector<uint64_t>{8 * parameters});
+  EXPECT_EQ(RankBytesText(spec), "parameter 4 + gradient 4");
+  spec.mutable_transfer()->mutable_push()->mutable_int8();
+  EXPECT_EQ(RankBytes(spec), std::vector<uint64_t>{12 * parameters});
+  EXPECT_EQ(RankBytesText(spec), "parameter 4 + gradient 4 + error feedback 4");
+  spec.mutable_transfer()->clear_push();
+  spec.mutable_parallel()->set_tensor(2);
+  const std::vector<uint64_t> halves = RankBytes(spec);
+  ASSERT_EQ(halves.size(), 2u);
+  EXPECT_GT(halves[0], halves[1]) << "3 and 2 of the 5 rows of the embedding";
+  EXPECT_LT(halves[0], 8 * parameters);
+}
+
 TEST(ChooseReplacement, SameProfileFirstAnotherOnlyWhereAllowed) {
   const std::vector<WorkerSlot> idle = {Worker("a", "h", "x"), Worker("b", "h", "y")};
-  EXPECT_EQ(ChooseReplacement("y", true, idle), 1);
-  EXPECT_EQ(ChooseReplacement("z", true, idle), 0);
-  EXPECT_EQ(ChooseReplacement("z", false, idle), -1);
-  EXPECT_EQ(ChooseReplacement("x", true, {}), -1);
+  EXPECT_EQ(ChooseReplacement({"y", true}, idle), 1);
+  EXPECT_EQ(ChooseReplacement({"z", true}, idle), 0);
+  EXPECT_EQ(ChooseReplacement({"z", false}, idle), -1);
+  EXPECT_EQ(ChooseReplacement({"x", true}, {}), -1);
+}
+
+TEST(ChooseReplacement, NearTheLostOneAndLargeEnough) {
+  std::vector<WorkerSlot> idle = {Worker("a", "h1"), Worker("b", "h2"), Worker("c", "h2"), Worker("d", "h3", "q"),
+                                  Worker("e", "")};
+  EXPECT_EQ(ChooseReplacement({"p", true, 0, {"h2", "h1"}}, idle), 1);
+  EXPECT_EQ(ChooseReplacement({"p", true, 0, {"h9", "h1", "h2"}}, idle), 0);
+  EXPECT_EQ(ChooseReplacement({"p", true, 0, {"h3"}}, idle), 0) << "the profile comes before the host";
+  EXPECT_EQ(ChooseReplacement({"q", true, 0, {"h1"}}, idle), 3);
+  idle[1].memory_limit = 9;
+  EXPECT_EQ(ChooseReplacement({"p", true, 10, {"h2"}}, idle), 2);
+  EXPECT_EQ(ChooseReplacement({"p", true, 9, {"h2"}}, idle), 1);
+  for (WorkerSlot& worker : idle) worker.memory_limit = 9;
+  EXPECT_EQ(ChooseReplacement({"p", true, 10, {}}, idle), -1);
 }
 
 TEST(PlaceShards, NoServer) {

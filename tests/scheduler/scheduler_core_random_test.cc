@@ -43,14 +43,20 @@ class RandomLife {
     return !job.empty() && f_.core().job(job)->started() && !f_.core().job(job)->ended();
   }
   void Start(const std::string& name) {
-    f_.Start(name, name[0] == 's' ? v1::SERVER : v1::WORKER, Draw(4) == 0 ? "other" : "avx2");
+    f_.Start(name, name[0] == 's' ? v1::SERVER : v1::WORKER, Draw(4) == 0 ? "other" : "avx2", 0,
+             Draw(2) == 0 ? "left" : "right");
   }
 
   void Step() {
     switch (Draw(14)) {
       case 0:
         if (f_.core().JobIds().size() < 4) {
-          f_.Submit(SmallSpec(1 + static_cast<uint32_t>(Draw(workers_)), Draw(2) == 0 ? "a" : "b"));
+          v1::JobSpec spec = SmallSpec(1 + static_cast<uint32_t>(Draw(workers_)), Draw(2) == 0 ? "a" : "b");
+          if (workers_ >= 2 && Draw(3) == 0) {  // replicas of two ranks
+            spec.mutable_parallel()->set_data(1 + static_cast<uint32_t>(Draw(workers_ / 2)));
+            spec.mutable_parallel()->set_pipeline(2);
+          }
+          f_.Submit(spec);
         }
         return;
       case 1:

@@ -19,12 +19,12 @@ TEST(SchedulerCore, NormalLife) {
   const std::string job = f.Submit(SmallSpec(2));
   EXPECT_EQ(job, "small-1");
   EXPECT_EQ(f.state(job), v1::QUEUED);
-  EXPECT_EQ(f.status(job).message(), "waiting for 2 workers (0 idle) and 1 server (0)");
+  EXPECT_EQ(f.status(job).message(), "waiting for 2 workers (0 idle of 0) and 1 server (0)");
   f.Server("s0");
   f.Server("s1");
   f.Worker("w0");
   f.Settle();
-  EXPECT_EQ(f.status(job).message(), "waiting for 2 workers (1 idle) and 1 server (2)");
+  EXPECT_EQ(f.status(job).message(), "waiting for 2 workers (1 idle of 1) and 1 server (2)");
   f.Worker("w1");
   f.Settle();
   ASSERT_EQ(f.state(job), v1::STARTING);

@@ -290,7 +290,7 @@ TEST_F(SchedulerNodeTest, ListGetCancelAndErrors) {
   ASSERT_TRUE(stub_->ListJobs(Context().get(), v1::ListJobsRequest(), &list).ok());
   ASSERT_EQ(list.jobs_size(), 1);
   EXPECT_FALSE(list.jobs(0).has_spec());
-  EXPECT_EQ(list.jobs(0).message(), "waiting for 2 workers (0 idle) and 1 server (0)");
+  EXPECT_EQ(list.jobs(0).message(), "waiting for 2 workers (0 idle of 0) and 1 server (0)");
   v1::JobStatus status;
   EXPECT_EQ(stub_->GetJob(Context().get(), Job("nope"), &status).error_code(), grpc::StatusCode::NOT_FOUND);
   ASSERT_TRUE(stub_->GetJob(Context().get(), Job("sm"), &status).ok());
