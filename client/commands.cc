@@ -58,7 +58,8 @@ std::vector<Command> MakeCommands() {
         {"validation_csv", FlagKind::kString, "FILE", "validate on this table (otherwise a tenth is held out)"},
         set,
         name,
-        {"workers", FlagKind::kInteger, "N", "worker processes (parallel.data of the spec)", 0, false, 1, 64},
+        {"workers", FlagKind::kInteger, "N",
+         "worker processes (as many as the spec has ranks: parallel.data x pipeline x tensor)", 0, false, 1, 64},
         {"servers", FlagKind::kInteger, "N", "server processes (1)", 0, false, 1, 64},
         {"threads", FlagKind::kInteger, "N", "threads of a worker (cores / workers)", 0, false, 1, 1024},
         {"device", FlagKind::kString, "KIND", "cpu or fake_device (cpu)"},
@@ -70,8 +71,10 @@ std::vector<Command> MakeCommands() {
        0,
        1});
   commands.push_back(
-      {"submit", "SPEC", "hand a job to the scheduler and print its id",
-       "Relative data paths mean files below the workers' --data_root, unless the file is there from the working\n"
+      {"submit", "[SPEC]", "hand a job to the scheduler and print its id",
+       "Without SPEC, --resume goes on with the spec of the job or checkpoint itself, as --set changes it: also in\n"
+       "another layout (--set parallel.tensor=2, parallel.pipeline, parallel.data). Relative data paths mean files "
+       "below the workers' --data_root, unless the file is there from the working\n"
        "folder. With -f the job is followed as `watch` does; Ctrl-C detaches.",
        With({{"follow", FlagKind::kBool, "", "follow the job until it ends", 'f'},
              set,
@@ -79,7 +82,7 @@ std::vector<Command> MakeCommands() {
              {"resume", FlagKind::kString, "JOB|DIR", "go on from a job's newest checkpoint, or from a folder's"},
              init},
             remote),
-       1, 1});
+       0, 1});
   commands.push_back({"watch", "[JOB]", "show a job's progress until it ends (latest)",
                       "Ctrl-C detaches; the job goes on. The exit code is the job's: 0, 1 failed, 4 cancelled.", remote,
                       0, 1});
@@ -121,13 +124,15 @@ std::vector<Command> MakeCommands() {
              {"logits", FlagKind::kBool, "", "print the logits of the next token as a JSON array instead"}},
             remote),
        1, 1});
-  commands.push_back({"validate",
-                      "SPEC",
-                      "check a spec, and the data where it can be read",
-                      "",
-                      {{"print", FlagKind::kBool, "", "print it as YAML with every default filled in"}, set, name},
-                      1,
-                      1});
+  commands.push_back(
+      {"validate",
+       "SPEC",
+       "check a spec, and the data where it can be read",
+       "Of a spec with parallel.tensor or parallel.pipeline it also prints what each rank holds, pushes and says\n"
+       "to others in a round (docs/parallel.md).",
+       {{"print", FlagKind::kBool, "", "print it as YAML with every default filled in"}, set, name},
+       1,
+       1});
   commands.push_back(
       {"health",
        "[HOST:PORT]",

@@ -8,7 +8,10 @@
 #include "absl/strings/str_format.h"
 #include "client/commands.h"
 #include "client/spec_loading.h"
+#include "client/text_table.h"
 #include "common/job_spec.h"
+#include "common/mesh.h"
+#include "common/mesh_costs.h"
 #include "common/model_layout.h"
 #include "common/status_macros.h"
 
@@ -45,7 +48,7 @@ bool IsFolder(const std::string& path) {
   return fs::is_directory(path, error);
 }
 
-absl::StatusOr<v1::SubmitJobRequest> MakeRequest(const Args& args) {
+absl::StatusOr<v1::SubmitJobRequest> MakeRequest(const Args& args, SchedulerClient* client) {
   v1::SubmitJobRequest request;
   SpecSource source;
   source.path = args.argument(0);
@@ -55,31 +58,65 @@ absl::StatusOr<v1::SubmitJobRequest> MakeRequest(const Args& args) {
   if (!resume.empty() && !init.empty()) {
     return absl::InvalidArgumentError("--resume and --init exclude each other: a resume has its parameters already");
   }
+  if (source.path.empty() && resume.empty()) {
+    return absl::InvalidArgumentError(
+        "submit needs a SPEC; without one --resume JOB|DIR goes on with the job's own, as --set changes it");
+  }
+  v1::JobSpec before;  // of the job that is resumed
   if (!init.empty()) {
     source.init.emplace().set_path(init);
   } else if (IsFolder(resume)) {
     ASSIGN_OR_RETURN(*source.init.emplace().mutable_path(), CheckpointFolder(resume));
     source.init->set_resume(true);
+    if (source.path.empty()) {
+      ASSIGN_OR_RETURN(before, SpecOfCheckpoint(source.init->path()));
+    }
   } else if (!resume.empty()) {
     if (resume.find('/') != std::string::npos) {
       return absl::NotFoundError(absl::StrCat("--resume ", resume, ": no such folder, and no job's id"));
     }
     source.init.emplace();  // the scheduler knows the job's checkpoint
     request.set_resume_job(resume);
+    if (source.path.empty()) {
+      ASSIGN_OR_RETURN(const v1::JobStatus job, client->GetJob(resume));
+      before = ToGoOnWith(job.spec());
+    }
   }
+  if (source.path.empty()) source.base = &before;
   ASSIGN_OR_RETURN(*request.mutable_spec(), LoadSpec(source, DataPaths::kOfCluster));
   request.set_request_id(NewRequestId());
   return request;
 }
 
+// What each rank of a replica holds and says in a round (docs/parallel.md).
+void PrintRanks(const v1::JobSpec& spec, const ParameterSpace& space, std::ostream* out) {
+  const Mesh mesh = MeshOf(spec.parallel());
+  const RoundWork work = RoundWorkOf(spec);
+  *out << MeshText(mesh) << ", " << mesh.ranks() << " workers; of a replica, in a round of " << work.rows
+       << " samples:\n";
+  std::vector<std::vector<std::string>> rows = {
+      {"STAGE", "TENSOR", "LAYERS", "PARAMETERS", "BYTES", "PUSHED", "SUMS", "BYTES", "MESSAGES", "BYTES"}};
+  const std::vector<RankCosts> costs = CostsOf(spec.model(), space, mesh, work);
+  for (uint32_t rank = 0; rank < costs.size(); ++rank) {
+    const RankCosts& c = costs[rank];
+    const Mesh::Place at = mesh.place(rank);
+    rows.push_back({absl::StrCat(at.stage), absl::StrCat(at.tensor),
+                    absl::StrCat(c.layers.begin, " to ", c.layers.end - 1), absl::StrCat(c.held),
+                    ShortNumber(8.0 * static_cast<double>(c.held)), ShortNumber(4.0 * static_cast<double>(c.pushed)),
+                    absl::StrCat(c.sums + c.gathers), ShortNumber(static_cast<double>(c.sum_bytes + c.gather_bytes)),
+                    absl::StrCat(c.sent), ShortNumber(static_cast<double>(c.sent_bytes))});
+  }
+  PrintTable(rows, out);
+}
+
 }  // namespace
 
 int RunSubmit(const Args& args, const ClientEnvironment& environment) {
-  const auto request = MakeRequest(args);
-  if (!request.ok()) return Report(request.status(), environment);
   ProgressPrinter printer(environment.out, environment.out_is_terminal, environment.columns);
   auto client = Connect(args, environment, &printer);
   if (!client.ok()) return Report(client.status(), environment);
+  const auto request = MakeRequest(args, client->get());
+  if (!request.ok()) return Report(request.status(), environment);
   const auto response = (*client)->Submit(*request);
   if (!response.ok()) return Report(response.status(), environment);
   *environment.out << response->job_id() << std::endl;
@@ -131,6 +168,7 @@ int RunValidate(const Args& args, const ClientEnvironment& environment) {
   const auto space = MakeParameterSpace(spec->model());
   if (!space.ok()) return Report(space.status(), environment);
   *environment.out << args.argument(0) << ": ok, " << space->size() << " parameters" << std::endl;
+  if (MeshOf(spec->parallel()).ranks_of_replica() > 1) PrintRanks(*spec, *space, environment.out);
   return kExitOk;
 }
 

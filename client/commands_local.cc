@@ -16,6 +16,8 @@
 #include "client/spec_loading.h"
 #include "common/checkpoint.h"
 #include "common/job_spec.h"
+#include "common/mesh.h"
+#include "common/mesh_rules.h"
 #include "common/status_macros.h"
 
 namespace sluice {
@@ -144,10 +146,7 @@ absl::Status LocalRun::Prepare() {
     source.init.emplace().set_path(resume);
     source.init->set_resume(true);
     if (source.path.empty() && source.text.empty() && source.tokens.empty() && source.base == nullptr) {
-      ASSIGN_OR_RETURN(const auto reader, CheckpointReader::Open(resume, /*verify=*/false));
-      resumed = reader->manifest().spec();
-      resumed.clear_init();
-      resumed.mutable_checkpoint()->clear_directory();  // named after the job that made it
+      ASSIGN_OR_RETURN(resumed, SpecOfCheckpoint(resume));
       source.base = &resumed;
     }
   }
@@ -158,26 +157,27 @@ absl::Status LocalRun::Prepare() {
         "--labels FILE, --csv FILE --label COLUMN");
   }
   if (args_.Has("workers")) {
-    // As many replicas as workers, unless the spec says otherwise; --set comes after and wins.
+    // As many replicas as there are workers for, unless the spec says otherwise; --set comes after and wins.
     const auto asked = LoadSpec(source, DataPaths::kOfFile);
     if (asked.ok() && asked->parallel().data() <= 1) {
-      source.sets.insert(source.sets.begin(), absl::StrCat("parallel.data=", args_.Integer("workers", 1)));
+      const int64_t replicas = args_.Integer("workers", 1) / MeshOf(asked->parallel()).ranks_of_replica();
+      source.sets.insert(source.sets.begin(), absl::StrCat("parallel.data=", std::max<int64_t>(1, replicas)));
     }
   }
   ASSIGN_OR_RETURN(spec_, LoadSpec(source, DataPaths::kOfFile));
   if (!chosen_.empty() && args_.Has("init")) {
     chosen_ = absl::StrCat("no spec was given; this one was made for the data and --init:\n\n", JobSpecToYaml(spec_));
   }
-  const int replicas = static_cast<int>(spec_.parallel().data());
-  workers_ = static_cast<int>(args_.Integer("workers", replicas));
+  const Mesh mesh = MeshOf(spec_.parallel());
+  const int ranks = static_cast<int>(mesh.ranks());
+  workers_ = static_cast<int>(args_.Integer("workers", ranks));
   servers_ = static_cast<int>(args_.Integer("servers", 1));
-  if (workers_ < replicas) {
-    return absl::InvalidArgumentError(absl::StrCat("parallel.data: the job needs ", replicas,
-                                                   " workers, --workers gives ", workers_,
-                                                   "; raise --workers or --set parallel.data=", workers_));
+  if (workers_ < ranks) {
+    return absl::InvalidArgumentError(absl::StrCat(TooFewWorkers(spec_.model(), mesh, static_cast<uint64_t>(workers_)),
+                                                   ", or raise --workers to ", ranks));
   }
   const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-  threads_ = static_cast<int>(args_.Integer("threads", std::max(1, cores / std::max(1, replicas))));
+  threads_ = static_cast<int>(args_.Integer("threads", std::max(1, cores / ranks)));
   return absl::OkStatus();
 }
 

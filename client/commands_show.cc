@@ -7,6 +7,8 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "client/commands.h"
+#include "client/text_table.h"
+#include "common/mesh.h"
 #include "common/status_macros.h"
 
 namespace sluice {
@@ -20,24 +22,6 @@ std::string ToJson(const google::protobuf::Message& message) {
   std::string json;
   (void)google::protobuf::util::MessageToJsonString(message, &json, options);
   return json;
-}
-
-// Columns as wide as their widest cell; the last one as it is.
-void PrintTable(const std::vector<std::vector<std::string>>& rows, std::ostream* out) {
-  std::vector<size_t> widths;
-  for (const auto& row : rows) {
-    widths.resize(std::max(widths.size(), row.size()));
-    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
-  }
-  for (const auto& row : rows) {
-    std::string line;
-    for (size_t i = 0; i < row.size(); ++i) {
-      absl::StrAppend(&line, row[i], i + 1 < row.size() ? std::string(widths[i] + 2 - row[i].size(), ' ') : "");
-    }
-    while (!line.empty() && line.back() == ' ') line.pop_back();
-    *out << line << "\n";
-  }
-  *out << std::flush;
 }
 
 std::string TimeText(double unix_seconds) {
@@ -63,10 +47,11 @@ void PrintJobs(const v1::ListJobsResponse& jobs, std::ostream* out) {
 }
 
 void PrintCluster(const v1::GetClusterResponse& cluster, std::ostream* out) {
-  std::vector<std::vector<std::string>> rows = {{"NODE", "ROLE", "ADDRESS", "JOB", "PROFILE"}};
+  std::vector<std::vector<std::string>> rows = {{"NODE", "ROLE", "ADDRESS", "JOB", "MEMORY", "PROFILE"}};
   for (const v1::NodeStatus& node : cluster.nodes()) {
     rows.push_back({node.node().name(), node.role() == v1::SERVER ? "server" : "worker", node.address(),
                     node.job_id().empty() ? "-" : node.job_id(),
+                    node.memory_limit() == 0 ? "-" : absl::StrCat(node.memory_limit()),
                     node.numeric_profile().empty() ? "-" : node.numeric_profile()});
   }
   PrintTable(rows, out);
@@ -91,9 +76,17 @@ void PrintJob(const v1::JobStatus& job, std::ostream* out) {
   add("exactness", job.has_exact_until_round()
                        ? absl::StrCat("bits of an undisturbed run up to round ", job.exact_until_round())
                        : "bits of an undisturbed run");
-  for (const v1::Rank& rank : job.plan().ranks()) {
-    add(absl::StrCat("replica ", rank.data()),
-        absl::StrCat(rank.node().name(), " at ", rank.address(), ", ", rank.numeric_profile()));
+  const Mesh mesh = MeshOf(job.plan().spec().parallel());
+  if (mesh.ranks_of_replica() > 1) add("mesh", absl::StrCat(MeshText(mesh), ", ", mesh.ranks(), " workers"));
+  for (int i = 0; i < job.plan().ranks_size(); ++i) {
+    const v1::Rank& rank = job.plan().ranks(i);
+    const bool timed = job.plan().ranks_size() > 1 && i < job.rank_times_size();
+    const std::string time = timed ? RoundTimeText(job, job.rank_times(i)) : "";
+    add(mesh.ranks_of_replica() == 1 ? absl::StrCat("replica ", rank.data())
+                                     : absl::StrCat("rank ", i, ": replica ", rank.data(), ", stage ", rank.pipeline(),
+                                                    ", tensor ", rank.tensor()),
+        absl::StrCat(rank.node().name(), " at ", rank.address(), ", ", rank.numeric_profile(), time.empty() ? "" : "; ",
+                     time));
   }
   for (const v1::HostSumStatus& sum : job.host_sums()) {
     const bool all = sum.shards() == job.plan().shards() || job.plan().shards() == 0;
@@ -164,9 +157,9 @@ int RunLogs(const Args& args, const ClientEnvironment& environment) {
   for (const v1::RoundRecord& record : history->records()) {
     std::string note = record.skipped() ? "skipped" : "";
     for (uint32_t contributor : record.nonfinite_contributors())
-      absl::StrAppend(&note, " non-finite from replica ", contributor);
+      absl::StrAppend(&note, " non-finite from rank ", contributor);
     const bool training = !record.evaluation();
-    const auto part = [&record](float (v1::ReplicaTime::*seconds)() const) -> std::string {  // mean over replicas
+    const auto part = [&record](float (v1::ReplicaTime::*seconds)() const) -> std::string {  // mean over ranks
       double sum = 0;
       for (const v1::ReplicaTime& time : record.times()) sum += (time.*seconds)();
       return record.times().empty() ? "-" : absl::StrFormat("%.4f", sum / record.times_size());

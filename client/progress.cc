@@ -35,8 +35,9 @@ std::string UnitName(const v1::JobStatus& status) {
   return ClassifierSizesOf(status.spec().model()).has_value() ? "samples" : "tokens";
 }
 
-std::string RoundTimeText(const v1::JobStatus& status) {
-  const v1::RoundTime& time = status.round_time();
+std::string RoundTimeText(const v1::JobStatus& status) { return RoundTimeText(status, status.round_time()); }
+
+std::string RoundTimeText(const v1::JobStatus& status, const v1::RoundTime& time) {
   if (time.total() <= 0) return "";
   const bool async = status.spec().train().mode() == v1::TrainSpec::ASYNC;
   const auto share = [&time](double part) { return absl::StrFormat("%.0f%%", 100 * part / time.total()); };

@@ -16,8 +16,10 @@ namespace sluice {
 // "round 120/2000  6%  loss 2.345  validation loss 2.456  12.3k tokens/s  ETA 2m31s"; what is not known is left out.
 std::string ProgressText(const v1::JobStatus& status);
 // "41 ms: compute 88%, exposed communication 7%, waiting for others 4%, verdict 1%": the mean of the last seconds'
-// rounds and all replicas; empty where no round has ended yet.
+// rounds and all ranks; empty where no round has ended yet.
 std::string RoundTimeText(const v1::JobStatus& status);
+// The same of one rank's time.
+std::string RoundTimeText(const v1::JobStatus& status, const v1::RoundTime& time);
 // "1h02m", "2m31s", "14s"
 std::string ShortDuration(absl::Duration duration);
 // "950", "12.3k", "4.5M"

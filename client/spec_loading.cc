@@ -273,6 +273,17 @@ absl::StatusOr<std::string> CheckpointFolder(const std::string& folder) {
   return newest;
 }
 
+absl::StatusOr<v1::JobSpec> SpecOfCheckpoint(const std::string& folder) {
+  ASSIGN_OR_RETURN(const auto reader, CheckpointReader::Open(folder, /*verify=*/false));
+  return ToGoOnWith(reader->manifest().spec());
+}
+
+v1::JobSpec ToGoOnWith(v1::JobSpec spec) {
+  spec.clear_init();
+  spec.mutable_checkpoint()->clear_directory();  // named after the job that made it
+  return spec;
+}
+
 absl::StatusOr<SchedulerAddress> FindScheduler(const std::string& flag,
                                                const std::function<std::string(const std::string&)>& getenv) {
   SchedulerAddress found{flag, "--scheduler"};

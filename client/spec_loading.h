@@ -46,6 +46,11 @@ std::string JobNameFrom(const std::string& text);
 // (the newest is taken) or a run folder of `sluice local`; NOT_FOUND where there is none.
 absl::StatusOr<std::string> CheckpointFolder(const std::string& folder);
 
+// The spec of a job that goes on from a checkpoint without a spec of its own: the one that made it, without what it
+// began from and without its folder of checkpoints.
+absl::StatusOr<v1::JobSpec> SpecOfCheckpoint(const std::string& folder);
+v1::JobSpec ToGoOnWith(v1::JobSpec spec);
+
 struct SchedulerAddress {
   std::string address, source;
 };

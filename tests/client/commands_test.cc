@@ -7,6 +7,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <thread>
@@ -139,6 +140,89 @@ TEST_F(CommandsTest, Validate) {
   EXPECT_TRUE(Has(err_.str(), "train.batch"));
   EXPECT_EQ(Run({"validate", spec(), "--set", "copies=2"}), kExitUsage);
   EXPECT_EQ(Run({"validate", "absent.yaml"}), kExitUsage);
+}
+
+TEST_F(CommandsTest, ValidateSaysWhatARankHolds) {
+  const std::vector<std::string> validate = {
+      "validate", spec(), "--set", "model.gpt2.heads=2", "--set", "model.gpt2.layers=2", "--set", "parallel.tensor=2"};
+  EXPECT_EQ(Run(validate), kExitOk);
+  EXPECT_TRUE(Has(out_.str(), "parallel.data 1 x pipeline 1 x tensor 2, 2 workers; of a replica, in a round of 2"));
+  EXPECT_TRUE(Has(out_.str(), "STAGE  TENSOR  LAYERS  PARAMETERS"));
+  EXPECT_TRUE(Has(out_.str(), "\n0      1       0 to 1"));
+  std::vector<std::string> wrong = validate;
+  wrong.back() = "parallel.tensor=4";
+  EXPECT_EQ(Run(wrong), kExitUsage);
+  EXPECT_TRUE(Has(err_.str(), "parallel.tensor: found 4; it must divide the model's 2 attention heads"));
+  EXPECT_EQ(Run({"validate", spec()}), kExitOk);
+  EXPECT_FALSE(Has(out_.str(), "STAGE"));
+}
+
+// The job's own spec, changed by --set, where no other is given.
+TEST_F(CommandsTest, ResumeNeedsNoSpec) {
+  FakeScheduler scheduler;
+  v1::SubmitJobRequest submitted;
+  scheduler.get = [&](const v1::GetJobRequest& request, v1::JobStatus* response) {
+    *response = Status(v1::SUCCEEDED, 4);
+    EXPECT_EQ(request.job_id(), "job-1");
+    v1::JobSpec& spec = *response->mutable_spec();
+    spec.set_name("job");
+    spec.mutable_model()->mutable_gpt2()->set_layers(2);
+    spec.mutable_model()->mutable_gpt2()->set_heads(2);
+    spec.mutable_model()->mutable_gpt2()->set_width(8);
+    spec.mutable_model()->mutable_gpt2()->set_context(4);
+    spec.mutable_data()->mutable_text()->set_path("elsewhere.txt");
+    spec.mutable_train()->set_rounds(10);
+    spec.mutable_train()->set_batch(2);
+    spec.mutable_optimizer()->mutable_sgd()->set_learning_rate(0.1);
+    spec.mutable_checkpoint()->set_directory("job-1");
+    spec.mutable_init()->set_path("/before/t1-v2");
+    spec.mutable_init()->set_resume(true);
+    return grpc::Status::OK;
+  };
+  scheduler.submit = [&](const v1::SubmitJobRequest& request, v1::SubmitJobResponse* response) {
+    submitted = request;
+    response->set_job_id("job-2");
+    return grpc::Status::OK;
+  };
+  ASSERT_EQ(Run({"submit", "--resume", "job-1", "--set", "parallel.tensor=2", "--set", "train.rounds=20"},
+                scheduler.address()),
+            kExitOk)
+      << err_.str();
+  EXPECT_EQ(submitted.resume_job(), "job-1");
+  EXPECT_FALSE(submitted.spec().has_init());
+  EXPECT_EQ(submitted.spec().checkpoint().directory(), "") << "a folder of its own";
+  EXPECT_EQ(submitted.spec().parallel().tensor(), 2u);
+  EXPECT_EQ(submitted.spec().train().rounds(), 20u);
+  EXPECT_EQ(submitted.spec().data().text().path(), "elsewhere.txt");
+  EXPECT_EQ(Run({"submit", "--resume", "job-1", "--set", "parallel.tensor=3"}, scheduler.address()), kExitUsage);
+  EXPECT_TRUE(Has(err_.str(), "parallel.tensor: found 3; it must divide the model's 2 attention heads"));
+  EXPECT_EQ(Run({"submit"}, scheduler.address()), kExitUsage);
+  EXPECT_TRUE(Has(err_.str(), "submit needs a SPEC; without one --resume JOB|DIR goes on with the job's own"));
+}
+
+TEST_F(CommandsTest, StatusNamesRanksByTheirPlaceInTheMesh) {
+  FakeScheduler scheduler;
+  scheduler.get = [](const v1::GetJobRequest&, v1::JobStatus* response) {
+    *response = Status(v1::RUNNING, 4);
+    v1::Plan& plan = *response->mutable_plan();
+    plan.mutable_spec()->mutable_parallel()->set_pipeline(2);
+    for (uint32_t stage = 0; stage < 2; ++stage) {
+      v1::Rank& rank = *plan.add_ranks();
+      rank.set_pipeline(stage);
+      rank.mutable_node()->set_name("worker-" + std::to_string(stage));
+      rank.set_address("h:1");
+      rank.set_numeric_profile("p");
+      v1::RoundTime& time = *response->add_rank_times();
+      time.set_total(0.04);
+      time.set_compute(stage == 0 ? 0.04 : 0.02);
+      time.set_exposed(stage == 0 ? 0 : 0.02);
+    }
+    return grpc::Status::OK;
+  };
+  ASSERT_EQ(Run({"status", "job-1"}, scheduler.address()), kExitOk);
+  EXPECT_TRUE(Has(out_.str(), "parallel.data 1 x pipeline 2 x tensor 1, 2 workers"));
+  EXPECT_TRUE(Has(out_.str(), "rank 0: replica 0, stage 0, tensor 0  worker-0 at h:1, p; 40 ms: compute 100%"));
+  EXPECT_TRUE(Has(out_.str(), "rank 1: replica 0, stage 1, tensor 0  worker-1 at h:1, p; 40 ms: compute 50%"));
 }
 
 TEST_F(CommandsTest, NobodyListens) {
@@ -330,7 +414,7 @@ TEST_F(CommandsTest, StatusAndLogsAsJsonAndText) {
   ASSERT_EQ(Run({"logs", "job-1"}, scheduler.address()), kExitOk);
   EXPECT_TRUE(Has(out_.str(), "worker-1 joined"));
   EXPECT_TRUE(Has(out_.str(), "2.50000"));
-  EXPECT_TRUE(Has(out_.str(), "skipped non-finite from replica 1"));
+  EXPECT_TRUE(Has(out_.str(), "skipped non-finite from rank 1"));
   ASSERT_EQ(Run({"logs", "job-1", "--json"}, scheduler.address()), kExitOk);
   EXPECT_EQ(nlohmann::json::parse(out_.str())["records"][0]["loss"], 2.5);
 }
@@ -383,7 +467,23 @@ TEST_F(CommandsTest, LocalWithoutItsDaemons) {
   EXPECT_TRUE(Has(err_.str(), "sluice-scheduler: cannot be run"));
   EXPECT_TRUE(fs::exists(folder_ / "runs/job-1/spec.yaml"));
   EXPECT_EQ(Run({"local", spec(), "--runs", runs, "--set", "parallel.data=3", "--workers", "2"}), kExitUsage);
-  EXPECT_TRUE(Has(err_.str(), "needs 3 workers"));
+  EXPECT_TRUE(
+      Has(err_.str(),
+          "parallel.data: found 3; parallel.data 3 x pipeline 1 x tensor 1 = 3 workers, there are 2; the nearest value "
+          "allowed is 2, or raise --workers to 3"));
+  // A gang is as large as the mesh; --workers without parallel.data makes replicas of what there is.
+  EXPECT_EQ(Run({"local", spec(), "--runs", runs, "--set", "model.gpt2={layers: 2, heads: 4, width: 8, context: 4}",
+                 "--set", "parallel={tensor: 4, pipeline: 2}", "--workers", "5"}),
+            kExitUsage);
+  EXPECT_TRUE(Has(err_.str(),
+                  "parallel.tensor: found 4; parallel.data 1 x pipeline 2 x tensor 4 = 8 workers, there are 5; the "
+                  "nearest value allowed is 2, or raise --workers to 8"));
+  EXPECT_EQ(Run({"local", spec(), "--runs", runs, "--set", "model.gpt2={layers: 2, heads: 4, width: 8, context: 4}",
+                 "--set", "parallel.tensor=2", "--workers", "5"}),
+            kExitUsage);
+  EXPECT_TRUE(Has(err_.str(), "sluice-scheduler: cannot be run"));
+  std::ifstream kept(folder_ / "runs/job-2/spec.yaml");
+  EXPECT_TRUE(Has(std::string(std::istreambuf_iterator<char>(kept), {}), "data: 2")) << "5 workers, 2 a replica";
   EXPECT_EQ(Run({"local", spec(), "--runs", runs, "--resume", folder_.string()}), kExitUsage);
   EXPECT_TRUE(Has(err_.str(), "no published checkpoint"));
 }
