@@ -1,9 +1,10 @@
 // How fast ranks of a replica add up an array: all-reduce over the mail of workers (worker/peer_mail.h) through gRPC on
-// loopback, beside the same collective over plain sockets in the same run (tcp_group.h).
+// loopback, with letters in the stream or in shared memory, beside the same collective over plain sockets in the same
+// run (tcp_group.h).
 //
 //   bench_collectives [--ranks=2,4] [--kib=1,4,16,32,64,256,1024,4096,16384] [--pairs=7] [--seconds=0.2] [--json]
 //
-// Ranks are processes, pinned to the cores in turns. Both paths are measured one after the other in each pair, for
+// Ranks are processes, pinned to the cores in turns. All paths are measured one after the other in each pair, for
 // about --seconds; a time is from a barrier to the end of the last rank, by the number of all-reduces. Bus bandwidth:
 // bytes that each rank sends at least, 2 (n-1)/n of the array, by the time (as NCCL's tests count it). Before and after
 // every series each rank compares a sum with what it must be, element by element.
@@ -15,6 +16,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <map>
 #include <memory>
 #include <string>
 #include <thread>
@@ -55,9 +57,9 @@ namespace {
 
 using nlohmann::json;
 
-enum Path : uint32_t { kMail = 0, kTcp = 1, kPaths = 2 };
-constexpr const char* kNames[] = {"mail over gRPC", "plain sockets"};
-constexpr const char* kKeys[] = {"mail", "tcp"};
+enum Path : uint32_t { kTcp = 0, kMail = 1, kShared = 2, kPaths = 3 };
+constexpr const char* kNames[] = {"plain sockets", "mail", "mail, shared memory"};
+constexpr const char* kKeys[] = {"tcp", "mail", "shared_memory"};
 
 // ---------------------------------------------------------------- a rank
 struct Command {
@@ -77,10 +79,10 @@ v1::NodeId NodeOf(uint32_t rank) {
   return node;
 }
 
-absl::StatusOr<std::shared_ptr<const Layout>> MakeLayout(const std::vector<int>& ports) {
+absl::StatusOr<std::shared_ptr<const Layout>> MakeLayout(const std::string& job, const std::vector<int>& ports) {
   const uint32_t ranks = static_cast<uint32_t>(ports.size());
   v1::Plan plan;
-  plan.set_job_id("bench");
+  plan.set_job_id(job);
   plan.set_generation(1);
   plan.set_timeline(1);
   plan.set_chunk_elements(16384);
@@ -94,6 +96,7 @@ absl::StatusOr<std::shared_ptr<const Layout>> MakeLayout(const std::vector<int>&
     rank->set_tensor(r);
     *rank->mutable_node() = NodeOf(r);
     rank->set_address(absl::StrCat("127.0.0.1:", ports[r]));
+    rank->set_host_id("here");
   }
   plan.set_discipline(v1::Plan::VERDICT);
   v1::JobSpec* const spec = plan.mutable_spec();
@@ -137,30 +140,33 @@ absl::Status RunRank(uint32_t rank, const std::vector<int>& sockets, const Pipes
   PinToCore(static_cast<int>(rank % std::max(std::thread::hardware_concurrency(), 1U)));
   TcpGroup sockets_group(rank, sockets);
 
+  GrpcTransport transport;
   absl::Mutex mutex;
-  std::shared_ptr<PeerMail> mail;
-  MailService service(MakeMailAcceptor([&](const std::string&) {
+  std::map<std::string, std::shared_ptr<PeerMail>> mails;  // by job
+  MailService service(MakeMailAcceptor([&](const std::string& job) {
     absl::MutexLock lock(&mutex);
-    return mail;
+    const auto mail = mails.find(job);
+    return mail == mails.end() ? nullptr : mail->second;
   }));
   ASSIGN_OR_RETURN(const auto server, GrpcServer::Start({}, {&service}));
   const int port = server->port();
   RETURN_IF_ERROR(WriteAll(pipes.report, &port, sizeof(port)));
   std::vector<int> ports(ranks);
   RETURN_IF_ERROR(ReadAll(pipes.control, ports.data(), ranks * sizeof(int)));
-  ASSIGN_OR_RETURN(const auto layout, MakeLayout(ports));
-  GrpcTransport transport;
-  {
+  std::vector<Collectives> paths = {Collectives(&sockets_group)};
+  for (const Path path : {kMail, kShared}) {
+    ASSIGN_OR_RETURN(const auto layout, MakeLayout(kKeys[path], ports));
+    const PeerMailOptions options{
+        .job_id = kKeys[path], .node = NodeOf(rank), .transport = &transport, .shared_memory = path == kShared};
+    const auto mail = std::make_shared<PeerMail>(options, *layout, rank);
+    mail->Begin(layout, rank);
+    mail->StartRound(1, 0);
+    paths.emplace_back(mail->tensor());
     absl::MutexLock lock(&mutex);
-    mail = std::make_shared<PeerMail>(PeerMailOptions{.job_id = "bench", .node = NodeOf(rank), .transport = &transport},
-                                      *layout, rank);
+    mails[kKeys[path]] = mail;
   }
-  mail->Begin(layout, rank);
-  mail->StartRound(1, 0);
-
-  Collectives over_mail(mail->tensor()), over_tcp(&sockets_group);
   for (Command command; ReadUnlessEnded(pipes.control, &command, sizeof(command));) {
-    Collectives& collectives = command.path == kMail ? over_mail : over_tcp;
+    Collectives& collectives = paths[command.path];
     std::vector<float> x(command.floats);
     Reply reply;
     reply.right = IsTheSum(collectives, rank, ranks, command.floats);
@@ -175,7 +181,7 @@ absl::Status RunRank(uint32_t rank, const std::vector<int>& sockets, const Pipes
     reply.right = reply.right && IsTheSum(collectives, rank, ranks, command.floats);
     RETURN_IF_ERROR(WriteAll(pipes.report, &reply, sizeof(reply)));
   }
-  mail->Stop();
+  for (const auto& [job, mail] : mails) mail->Stop();
   return absl::OkStatus();
 }
 
@@ -227,7 +233,7 @@ class Ranks {
 absl::StatusOr<json> MeasureSize(Ranks* ranks, uint32_t n, uint64_t kib, bool text) {
   const uint64_t floats = kib * 256;
   const double bus_bytes = 2.0 * (n - 1) / n * static_cast<double>(kib) * 1024;
-  std::vector<double> seconds[kPaths], cpu[kPaths], ratio;
+  std::vector<double> seconds[kPaths], cpu[kPaths], ratio[kPaths];
   uint64_t times[kPaths];
   for (uint32_t path = 0; path < kPaths; ++path) {  // also warms up
     uint64_t count = 2;
@@ -245,26 +251,22 @@ absl::StatusOr<json> MeasureSize(Ranks* ranks, uint32_t n, uint64_t kib, bool te
       ASSIGN_OR_RETURN(const Reply reply, ranks->Run(static_cast<Path>(path), floats, times[path]));
       seconds[path].push_back(reply.seconds / static_cast<double>(times[path]));
       cpu[path].push_back(reply.cpu / static_cast<double>(times[path]));
+      ratio[path].push_back(seconds[kTcp].back() / seconds[path].back());
     }
-    ratio.push_back(seconds[kTcp].back() / seconds[kMail].back());
   }
   json row = {{"ranks", n}, {"kib", kib}, {"verified", true}};
   for (uint32_t path = 0; path < kPaths; ++path) {
-    const Quartiles q = QuartilesOf(seconds[path]);
-    row[kKeys[path]] = {{"seconds", q.median},
-                        {"seconds_q1", q.low},
-                        {"seconds_q3", q.high},
-                        {"bus_gb_per_s", bus_bytes / q.median / 1e9},
-                        {"cpu_s", QuartilesOf(cpu[path]).median}};
+    const Quartiles q = QuartilesOf(seconds[path]), r = QuartilesOf(ratio[path]);
+    row[kKeys[path]] = {{"seconds", q.median},  {"seconds_q1", q.low},
+                        {"seconds_q3", q.high}, {"bus_gb_per_s", bus_bytes / q.median / 1e9},
+                        {"ratio", r.median},    {"ratio_q1", r.low},
+                        {"ratio_q3", r.high},   {"cpu_s", QuartilesOf(cpu[path]).median}};
   }
-  const Quartiles r = QuartilesOf(ratio);
-  row["ratio"] = {{"median", r.median}, {"q1", r.low}, {"q3", r.high}};
   if (text) {
     for (uint32_t path = 0; path < kPaths; ++path) {
-      const Quartiles q = QuartilesOf(seconds[path]);
-      std::printf("| %u | %lu | %s | %.1f (%.1f-%.1f) | %.3f | %s | %.0f |\n", n, kib, kNames[path], 1e6 * q.median,
-                  1e6 * q.low, 1e6 * q.high, bus_bytes / q.median / 1e9,
-                  path == kMail ? absl::StrFormat("%.2f (%.2f-%.2f)", r.median, r.low, r.high).c_str() : "1",
+      const Quartiles q = QuartilesOf(seconds[path]), r = QuartilesOf(ratio[path]);
+      std::printf("| %u | %lu | %s | %.1f (%.1f-%.1f) | %.3f | %.2f (%.2f-%.2f) | %.0f |\n", n, kib, kNames[path],
+                  1e6 * q.median, 1e6 * q.low, 1e6 * q.high, bus_bytes / q.median / 1e9, r.median, r.low, r.high,
                   1e6 * QuartilesOf(cpu[path]).median);
     }
     std::fflush(stdout);

@@ -9,16 +9,19 @@
 #include "common/status_macros.h"
 
 namespace sluice {
-namespace {
 
-// A slice over memory that `region` keeps mapped.
-grpc::Slice SliceOf(const void* at, size_t bytes, const std::shared_ptr<const MappedRegion>& region) {
+absl::StatusOr<grpc::Slice> MappedSlice(const std::shared_ptr<const MappedRegion>& region,
+                                        const v1::SharedBytes& part) {
+  const void* const at = region->At(part.offset(), part.bytes());
+  if (at == nullptr) {
+    return absl::OutOfRangeError(
+        absl::StrCat("shared bytes [", part.offset(), ", +", part.bytes(), ") do not lie in the sender's region"));
+  }
   return grpc::Slice(
-      const_cast<void*>(at), bytes, [](void* held) { delete static_cast<std::shared_ptr<const MappedRegion>*>(held); },
+      const_cast<void*>(at), part.bytes(),
+      [](void* held) { delete static_cast<std::shared_ptr<const MappedRegion>*>(held); },
       new std::shared_ptr<const MappedRegion>(region));
 }
-
-}  // namespace
 
 void SharedFrames::Offer(std::shared_ptr<const SharedRegion> own, v1::ChunkFrame* frame) {
   *frame->mutable_memory() = own->description();
@@ -98,12 +101,8 @@ absl::StatusOr<ParsedFrame> SharedFrames::Parse(grpc::ByteBuffer message) const 
   if (frame.payload.size() > 0) return absl::InvalidArgumentError("a frame has both `payload` and `shared`");
   std::vector<grpc::Slice> slices;
   for (const v1::SharedBytes& part : frame.control.shared()) {
-    const void* const at = region->At(part.offset(), part.bytes());
-    if (at == nullptr) {
-      return absl::OutOfRangeError(
-          absl::StrCat("shared bytes [", part.offset(), ", +", part.bytes(), ") do not lie in the sender's region"));
-    }
-    slices.push_back(SliceOf(at, part.bytes(), region));
+    ASSIGN_OR_RETURN(grpc::Slice slice, MappedSlice(region, part));
+    slices.push_back(std::move(slice));
   }
   frame.payload = Payload(std::move(slices));
   frame.region = std::move(region);

@@ -25,6 +25,9 @@
 
 namespace sluice {
 
+// The bytes that `part` describes. OUT_OF_RANGE: they do not lie in the region.
+absl::StatusOr<grpc::Slice> MappedSlice(const std::shared_ptr<const MappedRegion>& region, const v1::SharedBytes& part);
+
 // Thread-safe.
 class SharedFrames {
  public:

@@ -56,7 +56,7 @@ class MailStream : public StreamHandler {
     if (mail == nullptr) {
       return absl::UnavailableError(absl::StrCat("job ", hello_.job_id(), " is not here (yet)"));
     }
-    RETURN_IF_ERROR(mail->Accept(hello_, stream_));
+    RETURN_IF_ERROR(mail->Accept(frame.control, stream_));
     mail_ = std::move(mail);
     return absl::OkStatus();
   }

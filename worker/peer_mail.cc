@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -12,6 +13,10 @@
 
 namespace sluice {
 namespace {
+
+// Of shared memory, for buffers of all sizes that letters come in. What does not fit goes in the stream.
+constexpr size_t kSharedWindows = 8;
+constexpr size_t kLeastShared = 16 << 20;  // bytes
 
 constexpr absl::Duration kFirstStallLog = absl::Seconds(5);  // then after twice as long each time
 
@@ -61,21 +66,37 @@ void PeerMail::Begin(const std::shared_ptr<const Layout>& layout, uint32_t rank)
     auto link = std::make_unique<Link>(options_.window);
     link->peer = {r, there.node(), there.address()};
     link->delay = options_.first_delay;
+    const std::string& host = layout->plan().ranks(static_cast<int>(rank)).host_id();
+    link->on_host = options_.shared_memory && !host.empty() && there.host_id() == host;
+    if (link->on_host && region_ == nullptr) ShareMemory();
     links_.emplace(r, std::move(link));
   }
   std::vector<WaitingStream> waiting;
   waiting.swap(waiting_);
   for (WaitingStream& each : waiting) {
-    if (each.hello.generation() > generation_) {
+    const uint64_t generation = each.first.hello().generation();
+    if (generation > generation_) {
       waiting_.push_back(std::move(each));
       continue;
     }
-    absl::Status status = absl::AbortedError(absl::StrCat("generation ", each.hello.generation(), " is over"));
-    if (each.hello.generation() == generation_) status = Attach(each.hello, each.stream);
+    absl::Status status = absl::AbortedError(absl::StrCat("generation ", generation, " is over"));
+    if (generation == generation_) status = Attach(each.first, each.stream);
     if (!status.ok()) RefuseMail(each.stream.get(), status, generation_);
   }
   changed_ = true;
   if (!links_.empty() && !thread_.joinable()) thread_ = std::thread([this] { MailThread(); });
+}
+
+void PeerMail::ShareMemory() {
+  absl::StatusOr<std::shared_ptr<SharedRegion>> region =
+      SharedRegion::Make(std::max(kSharedWindows * options_.window, kLeastShared));
+  if (!region.ok()) {
+    LOG_WARN("job {}: messages to workers of this host go through sockets: {}", options_.job_id,
+             region.status().ToString());
+    return;
+  }
+  region_ = *std::move(region);
+  shared_pool_ = BufferPool::Make(region_);
 }
 
 void PeerMail::CloseGeneration() {
@@ -185,12 +206,14 @@ absl::Status PeerMail::Send(v1::Letter::Purpose purpose, uint32_t to, absl::Span
   Work work;
   uint32_t rank = 0;
   bool full = false;
+  std::shared_ptr<BufferPool> pool = pool_;
   {
     absl::MutexLock lock(&mutex_);
     work = work_;
     if (Over(work)) return OverStatus(work);
     Link& link = LinkTo(purpose, to);
     rank = link.peer.rank;
+    if (link.on_host && shared_pool_ != nullptr) pool = shared_pool_;
     full = !link.outbox.HasRoom(values.size());
     if (full) link.outbox.AskForAck();
   }
@@ -206,7 +229,7 @@ absl::Status PeerMail::Send(v1::Letter::Purpose purpose, uint32_t to, absl::Span
     const size_t floats = std::min(kLetterFloats, values.size() - at);
     BorrowedBytes bytes;
     if (floats > 0) {
-      std::shared_ptr<float[]> buffer = pool_->Take(std::bit_ceil(floats));
+      std::shared_ptr<float[]> buffer = pool->Take(std::bit_ceil(floats));
       std::memcpy(buffer.get(), values.data() + at, floats * sizeof(float));
       bytes = {buffer.get(), floats * sizeof(float), buffer};
     }
@@ -284,7 +307,15 @@ void PeerMail::Pump(uint64_t generation, uint32_t rank) {
       if (!mine) return;
       if (sent != nullptr) {
         *frame.mutable_letter() = sent->letter;
-        message = EncodeMail(frame, {&sent->bytes, 1});
+        std::optional<uint64_t> offset;
+        if (link.mapped && sent->bytes.size > 0) offset = region_->OffsetOf(sent->bytes.data, sent->bytes.size);
+        if (offset.has_value()) {
+          frame.mutable_shared()->set_offset(*offset);
+          frame.mutable_shared()->set_bytes(sent->bytes.size);
+          message = EncodeMail(frame, {});
+        } else {
+          message = EncodeMail(frame, {&sent->bytes, 1});
+        }
       } else {
         frame.set_ack_wanted(ask);
         message = EncodeMail(frame, {});

@@ -6,6 +6,10 @@
 // rank a window of bytes, or one message, sent and not yet taken by its model. So there is always room for one message
 // between any two ranks, whatever others do.
 //
+// Between workers of one host letters lie in the sender's shared memory and their frames only say where. A receiver
+// that has not heard yet that a generation is over may read there what the next one wrote: the servers have, and what
+// comes of it is refused.
+//
 // A generation's mail ends with it: what waits is dropped, streams are closed, calls under way return CANCELLED. A
 // stream of a generation whose plan is not here yet waits for the plan, before any letter.
 #ifndef SLUICE_WORKER_PEER_MAIL_H_
@@ -31,6 +35,7 @@
 #include "common/frame.h"
 #include "common/layout.h"
 #include "common/mesh.h"
+#include "common/shared_memory.h"
 #include "common/transport.h"
 #include "sluice/v1/peer.pb.h"
 #include "worker/event_gate.h"
@@ -57,6 +62,8 @@ struct PeerMailOptions {
   Transport* transport = nullptr;  // outlives the mail
   size_t window = kMailWindow;
   absl::Duration deadline = kMailDeadline;  // of a call of Send or Receive
+  // With ranks of the same Rank.host_id, where that is known.
+  bool shared_memory = false;
   // Waits before a broken stream is opened again: doubled from the first to the last until the peer welcomes it.
   absl::Duration first_delay = absl::Milliseconds(10);
   absl::Duration last_delay = absl::Milliseconds(500);
@@ -99,7 +106,8 @@ class PeerMail {
 
   // The accepting side (peer_mail_stream.h). Whether the stream is that of a peer: it is welcomed, now or when the plan
   // of its generation is there. Errors as on PeerService.Mail.
-  absl::Status Accept(const v1::MailHello& hello, std::shared_ptr<ByteStream> stream);
+  // `first`: the frame with hello.
+  absl::Status Accept(const v1::MailFrame& first, std::shared_ptr<ByteStream> stream);
   // What comes on it after hello; an error closes the stream.
   absl::Status OnFrame(const v1::MailHello& hello, const ByteStream* stream, ParsedMail frame);
   void OnStreamClosed(const v1::MailHello& hello, const ByteStream* stream, const absl::Status& status);
@@ -137,15 +145,18 @@ class PeerMail {
     explicit Link(size_t window) : inbox(window), outbox(window) {}
 
     MailPeer peer;
+    bool on_host = false;  // letters to it lie in the region
     Inbox inbox;
-    std::shared_ptr<ByteStream> from;  // the stream that it opened; null: there is none
-    absl::Status from_ended;           // why the last one ended
+    std::shared_ptr<ByteStream> from;            // the stream that it opened; null: there is none
+    std::shared_ptr<const MappedRegion> region;  // the sender's, as the stream offered it; null: not mapped
+    absl::Status from_ended;                     // why the last one ended
 
     Outbox outbox;
     uint64_t life = 0;               // counts openings: events of an earlier stream are told apart
     std::shared_ptr<ByteStream> to;  // null while down
     bool opening = false;            // Open was called, its result not yet noted
     bool welcomed = false;           // letters may go
+    bool mapped = false;             // the peer has mapped the region
     bool pumping = false;            // a thread writes letters
     absl::Time next_try = absl::InfinitePast();
     absl::Duration delay;
@@ -159,7 +170,7 @@ class PeerMail {
     uint32_t rank = 0;
   };
   struct WaitingStream {  // for the plan of its generation
-    v1::MailHello hello;
+    v1::MailFrame first;
     std::shared_ptr<ByteStream> stream;
   };
   struct Work {
@@ -186,9 +197,10 @@ class PeerMail {
       ABSL_SHARED_LOCKS_REQUIRED(mutex_);
 
   void SetGroups(const Layout& layout, uint32_t rank);
+  void ShareMemory() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Drop(Link& link) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);  // the stream to it
   void CloseGeneration() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status Attach(const v1::MailHello& hello, std::shared_ptr<ByteStream> stream)
+  absl::Status Attach(const v1::MailFrame& first, std::shared_ptr<ByteStream> stream)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // Streams to others.
@@ -215,6 +227,9 @@ class PeerMail {
   uint32_t rank_ ABSL_GUARDED_BY(mutex_) = 0;
   Mesh mesh_ ABSL_GUARDED_BY(mutex_);
   Work work_ ABSL_GUARDED_BY(mutex_);
+  // Letters to ranks of this host lie there; null: there were none so far, or it cannot be made.
+  std::shared_ptr<const SharedRegion> region_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<BufferPool> shared_pool_ ABSL_GUARDED_BY(mutex_);
   std::map<uint32_t, std::unique_ptr<Link>> links_ ABSL_GUARDED_BY(mutex_);  // by rank
   std::vector<WaitingStream> waiting_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::shared_ptr<ByteStream>> dropped_ ABSL_GUARDED_BY(mutex_);  // closed by the mail's thread

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/log.h"
+#include "common/shared_frames.h"
 #include "common/status_macros.h"
 #include "common/version.h"
 #include "worker/mail_stream.h"
@@ -18,21 +19,23 @@ constexpr size_t kMaxWaitingStreams = 256;  // of generations whose plan is not 
 }  // namespace
 
 // ---------------------------------------------------------------- from peers
-absl::Status PeerMail::Accept(const v1::MailHello& hello, std::shared_ptr<ByteStream> stream) {
+absl::Status PeerMail::Accept(const v1::MailFrame& first, std::shared_ptr<ByteStream> stream) {
+  const v1::MailHello& hello = first.hello();
   absl::MutexLock lock(&mutex_);
   if (stopping_) return absl::UnavailableError(absl::StrCat("this worker leaves job ", options_.job_id));
   if (hello.generation() < generation_ || (hello.generation() == generation_ && closed_)) {
     return absl::AbortedError(absl::StrCat("generation ", hello.generation(), " is over"));
   }
-  if (hello.generation() == generation_) return Attach(hello, std::move(stream));
+  if (hello.generation() == generation_) return Attach(first, std::move(stream));
   if (waiting_.size() >= kMaxWaitingStreams) {
     return absl::ResourceExhaustedError(absl::StrCat(waiting_.size(), " streams wait for a plan already"));
   }
-  waiting_.push_back({hello, std::move(stream)});
+  waiting_.push_back({first, std::move(stream)});
   return absl::OkStatus();
 }
 
-absl::Status PeerMail::Attach(const v1::MailHello& hello, std::shared_ptr<ByteStream> stream) {
+absl::Status PeerMail::Attach(const v1::MailFrame& first, std::shared_ptr<ByteStream> stream) {
+  const v1::MailHello& hello = first.hello();
   const auto it = links_.find(hello.from());
   if (hello.to() != rank_ || it == links_.end() || !SameNode(it->second->peer.node, hello.node())) {
     return absl::PermissionDeniedError(absl::StrCat("job ", options_.job_id, " generation ", generation_, ": ",
@@ -43,6 +46,17 @@ absl::Status PeerMail::Attach(const v1::MailHello& hello, std::shared_ptr<ByteSt
   Link& link = *it->second;
   if (link.from != nullptr) link.from->Close(absl::AbortedError("a newer stream of the same rank took its place"));
   v1::MailFrame frame;
+  link.region = nullptr;
+  if (link.on_host && first.has_memory()) {
+    absl::StatusOr<std::shared_ptr<const MappedRegion>> region = MappedRegion::Open(first.memory());
+    if (region.ok()) {
+      link.region = *std::move(region);
+      frame.set_mapped(true);
+    } else {
+      LOG_WARN("job {}: messages of worker {} come through a socket: {}", options_.job_id, link.peer.node.name(),
+               region.status().ToString());
+    }
+  }
   frame.mutable_welcome()->set_received(link.inbox.received());
   frame.mutable_welcome()->set_taken(link.inbox.taken());
   stream->Write(EncodeMail(frame, {}));
@@ -62,6 +76,12 @@ absl::Status PeerMail::OnFrame(const v1::MailHello& hello, const ByteStream* str
     }
     Link& link = *it->second;
     bool due = false;
+    if (frame.control.has_shared()) {
+      if (link.region == nullptr) return absl::FailedPreconditionError("shared bytes, but none of the sender's memory");
+      if (frame.payload.size() > 0) return absl::InvalidArgumentError("both `payload` and `shared`");
+      ASSIGN_OR_RETURN(grpc::Slice slice, MappedSlice(link.region, frame.control.shared()));
+      frame.payload = Payload({std::move(slice)});
+    }
     if (frame.control.has_letter()) {
       ASSIGN_OR_RETURN(const bool is_new,
                        link.inbox.Add(std::move(*frame.control.mutable_letter()), std::move(frame.payload)));
@@ -117,7 +137,7 @@ class PeerMail::Handler : public StreamHandler {
 void PeerMail::Drop(Link& link) {
   if (link.to != nullptr) dropped_.push_back(std::move(link.to));
   link.to = nullptr;
-  link.welcomed = false;
+  link.welcomed = link.mapped = false;
   changed_ = true;
 }
 
@@ -182,6 +202,7 @@ void PeerMail::Open(const StreamKey& key, const MailPeer& peer) {
   hello->set_generation(generation_);
   hello->set_from(rank_);
   hello->set_to(key.rank);
+  if (link->on_host && region_ != nullptr) *frame.mutable_memory() = region_->description();
   link->to->Write(EncodeMail(frame, {}));
 }
 
@@ -211,6 +232,7 @@ absl::Status PeerMail::HandleFrame(const StreamKey& key, grpc::ByteBuffer messag
       if (link->welcomed) return absl::InvalidArgumentError("a second welcome");
       RETURN_IF_ERROR(link->outbox.Restart(frame.control.welcome().received(), frame.control.welcome().taken()));
       link->welcomed = true;
+      link->mapped = link->on_host && region_ != nullptr && frame.control.mapped();
       link->delay = options_.first_delay;
       link->refusals = 0;
     }

@@ -52,8 +52,11 @@ WorkerJob::WorkerJob(const WorkerJobOptions& options, std::shared_ptr<const Layo
       core_(options.rules, this),
       layout_(std::move(layout)),
       rank_(rank),
-      mail_(std::make_shared<PeerMail>(
-          PeerMailOptions{.job_id = id_, .node = options.node, .transport = options.transport}, *layout_, rank)),
+      mail_(std::make_shared<PeerMail>(PeerMailOptions{.job_id = id_,
+                                                       .node = options.node,
+                                                       .transport = options.transport,
+                                                       .shared_memory = options.shared_memory},
+                                       *layout_, rank)),
       client_({.job_id = id_,
                .node = options.node,
                .transport = options.transport,

@@ -3,12 +3,14 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "common/shared_memory.h"
 #include "common/version.h"
 #include "tests/worker/mail_fixture.h"
 #include "worker/peer_mail.h"
@@ -99,14 +101,14 @@ class NoStream : public ByteStream {
 };
 
 TEST_F(HostilePeerTest, OnlySoManyStreamsWaitForAPlan) {
-  const v1::MailHello hello = RawMail::Hello(2, 1, 5).hello();
+  const v1::MailFrame hello = RawMail::Hello(2, 1, 5);
   for (int i = 0; i < 256; ++i) ASSERT_TRUE(ranks_.mail(1).Accept(hello, std::make_shared<NoStream>()).ok());
   EXPECT_EQ(ranks_.mail(1).Accept(hello, std::make_shared<NoStream>()).code(), absl::StatusCode::kResourceExhausted);
   ExpectMailGoes();
   NoStream::closed = 0;
   Begin(6);
   EXPECT_EQ(NoStream::closed, 256);
-  EXPECT_TRUE(ranks_.mail(1).Accept(RawMail::Hello(2, 1, 7).hello(), std::make_shared<NoStream>()).ok());
+  EXPECT_TRUE(ranks_.mail(1).Accept(RawMail::Hello(2, 1, 7), std::make_shared<NoStream>()).ok());
   ExpectMailGoes();
 }
 
@@ -193,6 +195,54 @@ TEST_F(HostilePeerTest, CopiesAreDroppedAndAcknowledgementsComeWhenTaken) {
   ExpectMessage(ranks_.tensor(1), 2, {});
   EXPECT_EQ(raw->AwaitTaken(2), 2u);
   EXPECT_EQ(ranks_.mail(1).waiting_bytes(), 0u);
+}
+
+// Worker-2 is said to be on rank 1's host.
+TEST_F(HostilePeerTest, SharedBytesMustLieInMemoryThatIsMappedHere) {
+  InProcessMailNet net;
+  MailRanks ranks(&net, {.tensor = 3, .hosts = {"other", "here", "here"}}, {.shared_memory = true});
+  ranks.Begin(1, 1);
+  const auto region = SharedRegion::Make(1 << 16);
+  ASSERT_TRUE(region.ok()) << region.status();
+  std::memset((*region)->data(), 0, 8);
+  const auto transport = net.network().MakeTransport("stranger");
+  v1::MailFrame letter = Letter(1, 2);
+  letter.mutable_shared()->set_offset(*(*region)->OffsetOf((*region)->data(), 8));
+  letter.mutable_shared()->set_bytes(8);
+  {
+    RawMail raw(transport.get(), ranks.address(1));
+    raw.Send(RawMail::Hello(2, 1, 1));
+    ASSERT_TRUE(raw.AwaitWelcome());
+    raw.Send(letter);
+    EXPECT_EQ(raw.AwaitClosed().code(), absl::StatusCode::kFailedPrecondition) << "none was offered";
+  }
+  v1::MailFrame offer = RawMail::Hello(2, 1, 1);
+  *offer.mutable_memory() = (*region)->description();
+  const auto closed = [&](const v1::MailFrame& frame, const std::string& payload = "") {
+    RawMail raw(transport.get(), ranks.address(1));
+    raw.Send(offer);
+    EXPECT_TRUE(raw.AwaitWelcome());
+    raw.Send(frame, payload);
+    return raw.AwaitClosed().code();
+  };
+  EXPECT_EQ(closed(letter, "12345678"), absl::StatusCode::kInvalidArgument) << "twice";
+  v1::MailFrame beyond = letter;
+  beyond.mutable_shared()->set_offset(uint64_t{1} << 63);
+  EXPECT_EQ(closed(beyond), absl::StatusCode::kOutOfRange);
+  beyond.mutable_shared()->set_offset((*region)->size());
+  beyond.mutable_shared()->set_bytes(~uint64_t{0});
+  EXPECT_EQ(closed(beyond), absl::StatusCode::kOutOfRange);
+  RawMail raw(transport.get(), ranks.address(1));
+  raw.Send(offer);
+  ASSERT_TRUE(raw.AwaitWelcome());
+  raw.Send(letter);
+  ExpectMessage(ranks.tensor(1), 2, {0, 0});
+  offer.mutable_memory()->set_nonce("0123456789abcdef");
+  RawMail liar(transport.get(), ranks.address(1));
+  liar.Send(offer);
+  EXPECT_TRUE(liar.AwaitWelcome()) << "what cannot be mapped comes in the stream";
+  liar.Send(Letter(2, 1), std::string(4, 0));
+  ExpectMessage(ranks.tensor(1), 2, {0});
 }
 
 // The newest stream of a rank is the one that counts.

@@ -284,15 +284,65 @@ TEST_P(PeerMailTest, APeerThatCannotBeReachedIsToldOf) {
   ranks.mail(0).Stop();
 }
 
+// ---------------------------------------------------------------- one host
+// Two hosts of two ranks: within a host only descriptions travel.
+TEST(PeerMailMemoryTest, RanksOfAHostExchangeLettersInSharedMemory) {
+  const auto run = [](bool shared_memory, std::vector<std::string> hosts) {
+    InProcessMailNet net;
+    MailRanks ranks(&net, {.tensor = 4, .hosts = std::move(hosts)}, {.shared_memory = shared_memory});
+    ranks.BeginAll(1);
+    constexpr size_t kFloats = 200000;
+    ranks.OnAll([&](uint32_t r) {
+      Collectives collectives(&ranks.tensor(r));
+      for (int i = 0; i < 10; ++i) {
+        Floats x = Numbers(kFloats, static_cast<float>(r));
+        const absl::Status status = collectives.AllReduce(absl::MakeSpan(x));
+        ASSERT_TRUE(status.ok()) << status;
+        for (size_t k = 0; k < x.size(); ++k) ASSERT_EQ(x[k], 4 * static_cast<float>(k) + 6) << i << " " << k;
+        ASSERT_TRUE(collectives.Barrier().ok());
+      }
+    });
+    return static_cast<double>(net.network().bytes_written());
+  };
+  const double all = run(false, {"a", "a", "a", "a"});
+  EXPECT_GT(all, 10 * 6 * 200000 * 4.0);
+  EXPECT_LT(run(true, {"a", "a", "a", "a"}), all / 50);
+  const double half = run(true, {"a", "a", "b", "b"});  // two of the ring's four links
+  EXPECT_GT(half, 0.45 * all);
+  EXPECT_LT(half, 0.55 * all);
+  EXPECT_GT(run(true, {"", "", "", ""}), 0.99 * all) << "hosts are not known";
+}
+
+// Far more than the region holds: what does not fit goes in the stream.
+TEST(PeerMailMemoryTest, AMessageLargerThanTheRegion) {
+  InProcessMailNet net;
+  MailRanks ranks(&net, {.pipeline = 2, .hosts = {"a", "a"}}, {.window = 100000, .shared_memory = true});
+  ranks.BeginAll(1);
+  const size_t floats = 24 * kLetterFloats;
+  for (int i = 0; i < 2; ++i) {
+    ASSERT_TRUE(ranks.stages(0).Send(1, Numbers(floats)).ok());
+    ExpectMessage(ranks.stages(1), 0, Numbers(floats));
+  }
+  EXPECT_GT(net.network().bytes_written(), floats);
+  EXPECT_LT(net.network().bytes_written(), floats * 4);
+}
+
 // ---------------------------------------------------------------- streams that break
 // Of both directions, again and again, under collectives: no letter is lost, doubled or out of order.
-TEST(PeerMailBreakTest, WhatBrokenStreamsSwallowIsSentAgain) {
+class PeerMailBreakTest : public ::testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(Memory, PeerMailBreakTest, ::testing::Bool(),
+                         [](const auto& info) { return info.param ? "shared" : "stream"; });
+
+TEST_P(PeerMailBreakTest, WhatBrokenStreamsSwallowIsSentAgain) {
   const uint32_t seed = std::random_device()();
   SCOPED_TRACE(testing::Message() << "seed " << seed);
   InProcessMailNet net({.delay_seed = seed, .max_delay = absl::Microseconds(300)});
   constexpr uint32_t kRanks = 3;
-  MailRanks ranks(&net, {.tensor = kRanks},
-                  {.window = 64 << 10, .first_delay = absl::Milliseconds(1), .last_delay = absl::Milliseconds(5)});
+  MailRanks ranks(&net, {.tensor = kRanks, .hosts = {"a", "a", "a"}},
+                  {.window = 64 << 10,
+                   .shared_memory = GetParam(),
+                   .first_delay = absl::Milliseconds(1),
+                   .last_delay = absl::Milliseconds(5)});
   ranks.BeginAll(1);
   std::atomic<bool> done = false;
   std::thread breaker([&] {
@@ -318,14 +368,17 @@ TEST(PeerMailBreakTest, WhatBrokenStreamsSwallowIsSentAgain) {
 }
 
 // Generations come at any time for any rank, streams break: whatever a collective returns without an error is right.
-TEST(PeerMailBreakTest, GenerationsAndBreaksInAnyOrder) {
+TEST_P(PeerMailBreakTest, GenerationsAndBreaksInAnyOrder) {
   const uint32_t seed = std::random_device()();
   SCOPED_TRACE(testing::Message() << "seed " << seed);
   InProcessMailNet net({.delay_seed = seed, .max_delay = absl::Microseconds(300)});
   constexpr uint32_t kRanks = 4;
   constexpr uint64_t kGenerations = 25;
-  MailRanks ranks(&net, {.pipeline = 2, .tensor = 2},
-                  {.window = 16 << 10, .first_delay = absl::Milliseconds(1), .last_delay = absl::Milliseconds(5)});
+  MailRanks ranks(&net, {.pipeline = 2, .tensor = 2, .hosts = {"a", "a", "a", "a"}},
+                  {.window = 16 << 10,
+                   .shared_memory = GetParam(),
+                   .first_delay = absl::Milliseconds(1),
+                   .last_delay = absl::Milliseconds(5)});
   std::atomic<uint64_t> rounds = 0;
   std::thread disturber([&] {
     std::mt19937 random(seed);
