@@ -2,7 +2,7 @@
 // tokens and floating-point operations per second, and the part of a plain matrix product's rate that this is.
 //
 //   bench_train_step [--backend cpu] [--threads 1] [--seconds 5] [--layers 4 --heads 4 --width 128 --context 64
-//                    --vocabulary 65 --batch 12]
+//                    --vocabulary 65 --batch 12 --dropout 0]
 //
 // The result is checked: the loss must fall when the gradient is followed, else the program ends with 1.
 #include <algorithm>
@@ -28,6 +28,7 @@ ABSL_FLAG(int, width, 128, "");
 ABSL_FLAG(int, context, 64, "");
 ABSL_FLAG(int, vocabulary, 65, "");
 ABSL_FLAG(int, batch, 12, "");
+ABSL_FLAG(double, dropout, 0, "probability, as model.gpt2.dropout");
 
 namespace sluice {
 namespace {
@@ -71,6 +72,7 @@ absl::Status Run() {
   spec.mutable_gpt2()->set_context(absl::GetFlag(FLAGS_context));
   spec.mutable_gpt2()->set_vocabulary(absl::GetFlag(FLAGS_vocabulary));
   spec.mutable_gpt2()->set_layer_norm_epsilon(1e-5);
+  spec.mutable_gpt2()->set_dropout(absl::GetFlag(FLAGS_dropout));
   ASSIGN_OR_RETURN(const std::unique_ptr<Model> model, MakeModel(spec, backend.get()));
   for (const Tensor& tensor : model->space().tensors()) {
     FillInitial(tensor, 1, 0, tensor.elements, model->parameters() + tensor.offset);
