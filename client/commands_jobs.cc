@@ -95,7 +95,7 @@ void PrintRanks(const v1::JobSpec& spec, const ParameterSpace& space, std::ostre
   *out << MeshText(mesh) << ", " << mesh.ranks() << " workers; of a replica, in a round of " << work.rows
        << " samples:\n";
   std::vector<std::vector<std::string>> rows = {
-      {"STAGE", "TENSOR", "LAYERS", "PARAMETERS", "BYTES", "PUSHED", "SUMS", "BYTES", "MESSAGES", "BYTES"}};
+      {"STAGE", "TENSOR", "LAYERS", "PARAMETERS", "BYTES", "PUSHED", "COLLECTIVES", "BYTES", "MESSAGES", "BYTES"}};
   const std::vector<RankCosts> costs = CostsOf(spec.model(), space, mesh, work);
   for (uint32_t rank = 0; rank < costs.size(); ++rank) {
     const RankCosts& c = costs[rank];
@@ -103,7 +103,7 @@ void PrintRanks(const v1::JobSpec& spec, const ParameterSpace& space, std::ostre
     rows.push_back({absl::StrCat(at.stage), absl::StrCat(at.tensor),
                     absl::StrCat(c.layers.begin, " to ", c.layers.end - 1), absl::StrCat(c.held),
                     ShortNumber(8.0 * static_cast<double>(c.held)), ShortNumber(4.0 * static_cast<double>(c.pushed)),
-                    absl::StrCat(c.sums + c.gathers), ShortNumber(static_cast<double>(c.sum_bytes + c.gather_bytes)),
+                    absl::StrCat(c.tensor_operations()), ShortNumber(static_cast<double>(c.tensor_bytes)),
                     absl::StrCat(c.sent), ShortNumber(static_cast<double>(c.sent_bytes))});
   }
   PrintTable(rows, out);

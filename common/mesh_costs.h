@@ -27,13 +27,17 @@ struct RankCosts {
   Range layers;         // of its stage
   uint64_t held = 0;    // elements of its view: 4 bytes of parameters and 4 of gradients each
   uint64_t pushed = 0;  // elements that it pushes for each round, at most `held`
-  // With the other tensor ranks of its stage: sums of arrays [N, C] (all-reduces; with sequence parallelism a
-  // reduce-scatter and an all-gather each), and gatherings of [T, N, 4] for the loss. Bytes are those of the arrays;
-  // docs/collectives.md says how often an array's bytes are sent.
-  uint64_t sums = 0, sum_bytes = 0;
-  uint64_t gathers = 0, gather_bytes = 0;
-  // To the stages before and behind: activations and their gradients.
+  // With the other tensor ranks of its stage, over arrays [N, C]: all-reduces, or with sequence parallelism
+  // reduce-scatters and all-gathers.
+  uint64_t sums = 0, scatters = 0, gathers = 0;
+  uint64_t loss_gathers = 0;  // all-gathers of [T, N, 4]
+  // Bytes of the arrays of all of these, an all-reduce's twice: in a ring a rank sends (T-1)/T of them
+  // (docs/collectives.md).
+  uint64_t tensor_bytes = 0;
+  // To the stages before and behind: activations and their gradients, [N, C], with sequence parallelism its own rows.
   uint64_t sent = 0, sent_bytes = 0;
+
+  uint64_t tensor_operations() const { return sums + scatters + gathers + loss_gathers; }
 };
 
 // Of a training round, by rank of a replica, [stage * T + tensor]. The mesh has been checked.

@@ -126,6 +126,7 @@ void InProcessCluster::StartWorker(int i) {
   options.backend = options_.backend;
   options.shared_memory = options_.shared_memory || !options_.hosts.empty();
   options.serves_peers = true;
+  options.memory_limit = options_.worker_memory_limit;
   options.rules = options_.rules;
   options.transport = slot.transport.get();
   options.clock = &clock_;

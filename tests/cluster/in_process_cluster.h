@@ -35,8 +35,9 @@ struct ClusterOptions {
   int workers = 1;
   InProcessOptions network = {};
   BackendOptions backend = {};
-  int lanes = 2;  // of each server
-  uint64_t memory_limit = 0;
+  int lanes = 2;                                // of each server
+  uint64_t memory_limit = 0;                    // of each server
+  uint64_t worker_memory_limit = 0;             // of each worker
   uint64_t hold_memory = 0, stream_memory = 0;  // as ServerOptions has them
   bool shared_memory = false;                   // between all workers and servers
   // Host of a node by its name; those not named have one of their own. With any, workers share memory with each other.

@@ -19,7 +19,7 @@ TEST(MeshCostsTest, OneRankSaysNothingToOthers) {
   EXPECT_EQ(costs[0].layers, (Range{0, 3}));
   EXPECT_EQ(costs[0].held, SpaceOf(model).size());
   EXPECT_EQ(costs[0].pushed, SpaceOf(model).size());
-  EXPECT_EQ(costs[0].sums + costs[0].gathers + costs[0].sent, 0u);
+  EXPECT_EQ(costs[0].tensor_operations() + costs[0].tensor_bytes + costs[0].sent, 0u);
 }
 
 // 2 L + 1 sums of [N, C] forward and 2 L + 1 backward, one gathering of 4 numbers a position.
@@ -33,14 +33,35 @@ TEST(MeshCostsTest, TensorRanks) {
       const uint64_t sums = 2 * (2 * layers + 1) + (recompute ? layers - 1 : 0);
       for (const RankCosts& rank : costs) {
         EXPECT_EQ(rank.sums, sums * microbatches);
-        EXPECT_EQ(rank.sum_bytes, sums * rows * context * width * 4);
-        EXPECT_EQ(rank.gathers, microbatches);
-        EXPECT_EQ(rank.gather_bytes, t * rows * context * 16);
+        EXPECT_EQ(rank.scatters + rank.gathers, 0u);
+        EXPECT_EQ(rank.loss_gathers, microbatches);
+        EXPECT_EQ(rank.tensor_bytes, 2 * sums * rows * context * width * 4 + t * rows * context * 16);
         EXPECT_EQ(rank.sent, 0u);
       }
       EXPECT_LT(costs[1].pushed, costs[0].pushed) << "what all hold is pushed by the first";
     }
   }
+}
+
+// Each sum in two halves: the same bytes. Between stages everybody sends its own rows.
+TEST(MeshCostsTest, SequenceParallelism) {
+  const v1::ModelSpec model = GptSpec(4, 4, 16, 7, 27);
+  const Mesh mesh{.pipeline = 2, .tensor = 2};
+  Mesh own = mesh;
+  own.sequence_parallel = true;
+  const RoundWork work{.rows = 5, .microbatches = 2};
+  const auto costs = CostsOf(model, SpaceOf(model), mesh, work), halves = CostsOf(model, SpaceOf(model), own, work);
+  for (uint32_t r = 0; r < 4; ++r) {
+    EXPECT_EQ(halves[r].sums, 0u);
+    EXPECT_EQ(halves[r].scatters, costs[r].sums);
+    EXPECT_EQ(halves[r].gathers, costs[r].sums);
+    EXPECT_EQ(halves[r].tensor_bytes, costs[r].tensor_bytes);
+    EXPECT_EQ(halves[r].sent, costs[r].sent);
+  }
+  // 3 and 2 rows of 7 positions: 11 + 10, 7 + 7.
+  EXPECT_EQ(halves[0].sent_bytes, 4u * 16 * (11 + 7));
+  EXPECT_EQ(halves[1].sent_bytes, 4u * 16 * (10 + 7));
+  EXPECT_EQ(costs[0].sent_bytes, 4u * 16 * (5 * 7));
 }
 
 // [N, C] forward and backward over each border.
