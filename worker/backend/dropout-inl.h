@@ -22,11 +22,17 @@ using VU = hn::Vec<DU>;
 
 // a * by in 64 bits, by halves.
 HWY_INLINE void MultiplyWide(DU d, VU a, VU by, VU* low, VU* high) {
+#if HWY_TARGET == HWY_SCALAR
+  const uint64_t product = uint64_t{hn::GetLane(a)} * hn::GetLane(by);
+  *low = hn::Set(d, static_cast<uint32_t>(product));
+  *high = hn::Set(d, static_cast<uint32_t>(product >> 32));
+#else
   const hn::RepartitionToWide<DU> wide;
   const auto even = hn::MulEven(a, by);
   const auto odd = hn::MulEven(hn::BitCast(d, hn::ShiftRight<32>(hn::BitCast(wide, a))), by);
   *low = hn::OddEven(hn::BitCast(d, hn::ShiftLeft<32>(odd)), hn::BitCast(d, even));
   *high = hn::OddEven(hn::BitCast(d, odd), hn::BitCast(d, hn::ShiftRight<32>(even)));
+#endif
 }
 
 // Philox4x32-10 of as many counters as there are lanes (common/philox.h is the same of one).
