@@ -102,6 +102,17 @@ std::string TooFewWorkers(const v1::ModelSpec& model, const Mesh& mesh, uint64_t
   return text("parallel.tensor", mesh.tensor, absl::StrCat(allowed, tensor, alone));
 }
 
+std::string IdleStages(const v1::JobSpec& spec) {
+  const uint64_t stages = MeshOf(spec.parallel()).pipeline, parts = std::max(1u, spec.parallel().microbatches());
+  if (parts >= stages || spec.parallel().schedule() == v1::ParallelSpec::SEQUENTIAL) return "";
+  const auto idle = [stages](uint64_t m) { return absl::StrCat(100 * (stages - 1) / (m + stages - 1), " %"); };
+  const uint64_t more = std::min<uint64_t>(4 * stages, spec.train().batch() / std::max(1u, spec.parallel().data()));
+  return absl::StrCat("parallel.microbatches: ", parts, " with ", stages, " stages: each has nothing to do for ",
+                      idle(parts), " of a round",
+                      more > parts ? absl::StrCat("; with ", more, " it is ", idle(more)) : std::string(),
+                      " (docs/parallel.md)");
+}
+
 absl::Status CheckMeshRuns(const v1::JobSpec& spec) {
   const Mesh mesh = MeshOf(spec.parallel());
   if (mesh.ranks_of_replica() == 1) return absl::OkStatus();

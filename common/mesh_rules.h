@@ -23,6 +23,10 @@ std::vector<std::string> MeshProblems(const v1::JobSpec& spec, bool sound);
 // checked.
 std::string TooFewWorkers(const v1::ModelSpec& model, const Mesh& mesh, uint64_t workers);
 
+// "" or, where fewer microbatches than stages are to keep the stages busy, how long these have nothing to do. `spec`:
+// valid.
+std::string IdleStages(const v1::JobSpec& spec);
+
 // Whether workers can run the job's mesh as yet. INVALID_ARGUMENT. `spec`: valid.
 absl::Status CheckMeshRuns(const v1::JobSpec& spec);
 

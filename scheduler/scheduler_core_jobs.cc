@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/job_spec.h"
+#include "common/mesh_rules.h"
 #include "common/status_macros.h"
 #include "common/wire_format.h"
 #include "scheduler/scheduler_core.h"
@@ -150,6 +151,7 @@ absl::StatusOr<v1::SubmitJobResponse> SchedulerCore::Submit(const v1::SubmitJobR
                                          " (one every ",
                                          Count(spec.checkpoint().every_rounds(), "round"), ")")
                           : std::string("copies: 1 and checkpoint.every_rounds: 0: a lost server costs the whole run"));
+  if (const std::string idle = IdleStages(spec); !idle.empty()) status.add_warnings(idle);
   *status.mutable_spec() = std::move(spec);
   by_id_[job.id()] = sequence;
   if (!request.request_id().empty()) by_request_[request.request_id()] = sequence;

@@ -292,6 +292,18 @@ TEST(SpecValidateTest, TooFewWorkersNameTheDegreeToLower) {
             "parallel.data: found 1; parallel.data 1 x pipeline 1 x tensor 1 = 1 worker, there are none");
 }
 
+TEST(SpecValidateTest, StagesThatHaveLittleToDoAreTold) {
+  EXPECT_EQ(IdleStages(Filled()), "");
+  EXPECT_EQ(IdleStages(With({"parallel={pipeline: 4, microbatches: 4}"})), "");
+  EXPECT_EQ(IdleStages(With({"parallel={pipeline: 4, schedule: sequential}"})), "") << "as asked for";
+  EXPECT_EQ(IdleStages(With({"parallel={pipeline: 4}"})),
+            "parallel.microbatches: 1 with 4 stages: each has nothing to do for 75 % of a round; with 12 it is 20 % "
+            "(docs/parallel.md)")
+      << "no more microbatches than samples";
+  EXPECT_EQ(IdleStages(With({"parallel={pipeline: 4, data: 12}"})),
+            "parallel.microbatches: 1 with 4 stages: each has nothing to do for 75 % of a round (docs/parallel.md)");
+}
+
 TEST(SpecValidateTest, MeshesDoNotRunYet) {
   EXPECT_TRUE(CheckMeshRuns(Filled()).ok());
   EXPECT_EQ(CheckMeshRuns(With({"parallel.tensor=2"})).message(),

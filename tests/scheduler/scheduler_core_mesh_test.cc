@@ -56,6 +56,7 @@ TEST_F(CoreMesh, AGangThatIsTooLargeWaitsAndSaysWhatFor) {
   EXPECT_EQ(status(job).message(),
             "waiting for 4 workers, parallel.data 2 x pipeline 2 x tensor 1 (1 idle of 1) and 1 server (1)");
   const v1::JobStatus queued = status(job);
+  EXPECT_THAT(queued.warnings(), testing::Contains(HasSubstr("parallel.microbatches: 1 with 2 stages")));
   for (const std::string& warning : queued.warnings()) {
     EXPECT_THAT(warning, testing::Not(HasSubstr("waits in the queue"))) << "it is over when they have come";
   }
