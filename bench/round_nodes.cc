@@ -64,7 +64,7 @@ absl::Status Serve(const RoundJob& job, uint32_t number, const Pipes& pipes) {
   const auto say = [&pipes](const v1::RoundRecord& record) {
     if (record.evaluation()) return;
     Said said{.round = record.round(), .seconds = record.seconds()};
-    for (const v1::ReplicaTime& time : record.times()) {
+    for (const v1::RankTime& time : record.times()) {
       said.compute += time.compute() / record.times_size();
       said.exposed += time.exposed() / record.times_size();
       said.others += time.others() / record.times_size();

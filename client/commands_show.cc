@@ -152,24 +152,25 @@ int RunLogs(const Args& args, const ClientEnvironment& environment) {
   for (const v1::JobEvent& event : history->events()) {
     *environment.out << TimeText(event.unix_seconds()) << "  " << event.text() << "\n";
   }
-  std::vector<std::vector<std::string>> rows = {
-      {"ROUND", "KIND", "LOSS", "ACCURACY", "NORM", "RATE", "SECONDS", "COMPUTE", "EXPOSED", "OTHERS", "VERDICT", ""}};
+  std::vector<std::vector<std::string>> rows = {{"ROUND", "KIND", "LOSS", "ACCURACY", "NORM", "RATE", "SECONDS",
+                                                 "COMPUTE", "EXPOSED", "OTHERS", "VERDICT", "STAGES", "TENSOR", ""}};
   for (const v1::RoundRecord& record : history->records()) {
     std::string note = record.skipped() ? "skipped" : "";
     for (uint32_t contributor : record.nonfinite_contributors())
       absl::StrAppend(&note, " non-finite from rank ", contributor);
     const bool training = !record.evaluation();
-    const auto part = [&record](float (v1::ReplicaTime::*seconds)() const) -> std::string {  // mean over ranks
+    const auto part = [&record](float (v1::RankTime::*seconds)() const) -> std::string {  // mean over ranks
       double sum = 0;
-      for (const v1::ReplicaTime& time : record.times()) sum += (time.*seconds)();
+      for (const v1::RankTime& time : record.times()) sum += (time.*seconds)();
       return record.times().empty() ? "-" : absl::StrFormat("%.4f", sum / record.times_size());
     };
-    rows.push_back(
-        {absl::StrCat(record.round()), training ? "training" : "validation", absl::StrFormat("%.5f", record.loss()),
-         absl::StrFormat("%.4f", record.accuracy()), training ? absl::StrFormat("%.4f", record.gradient_norm()) : "-",
-         training ? absl::StrFormat("%.6g", record.learning_rate()) : "-",
-         training ? absl::StrFormat("%.4f", record.seconds()) : "-", part(&v1::ReplicaTime::compute),
-         part(&v1::ReplicaTime::exposed), part(&v1::ReplicaTime::others), part(&v1::ReplicaTime::verdict), note});
+    rows.push_back({absl::StrCat(record.round()), training ? "training" : "validation",
+                    absl::StrFormat("%.5f", record.loss()), absl::StrFormat("%.4f", record.accuracy()),
+                    training ? absl::StrFormat("%.4f", record.gradient_norm()) : "-",
+                    training ? absl::StrFormat("%.6g", record.learning_rate()) : "-",
+                    training ? absl::StrFormat("%.4f", record.seconds()) : "-", part(&v1::RankTime::compute),
+                    part(&v1::RankTime::exposed), part(&v1::RankTime::others), part(&v1::RankTime::verdict),
+                    part(&v1::RankTime::pipeline), part(&v1::RankTime::tensor), note});
   }
   PrintTable(rows, environment.out);
   return kExitOk;

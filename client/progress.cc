@@ -47,6 +47,9 @@ std::string RoundTimeText(const v1::JobStatus& status, const v1::RoundTime& time
   absl::StrAppend(&text, ": compute ", share(time.compute()), ", exposed communication ", share(time.exposed()));
   if (!async)
     absl::StrAppend(&text, ", waiting for others ", share(time.others()), ", verdict ", share(time.verdict()));
+  const v1::ParallelSpec& parallel = status.spec().parallel();
+  if (parallel.pipeline() > 1) absl::StrAppend(&text, ", for other stages ", share(time.pipeline()));
+  if (parallel.tensor() > 1) absl::StrAppend(&text, ", for tensor ranks ", share(time.tensor()));
   return text;
 }
 

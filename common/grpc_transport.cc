@@ -82,6 +82,22 @@ class StreamEnd : public std::enable_shared_from_this<StreamEnd> {
     Advance();
   }
 
+  void WriteLatest(ByteBuffer message) {
+    CHECK(message.Valid(), "WriteLatest of a buffer that holds no message");
+    Item item(&message, message.Length());
+    absl::MutexLock lock(&mutex_);
+    if (!writable_) return;
+    queued_bytes_ += item.bytes;
+    if (latest_ != nullptr) {
+      queued_bytes_ -= latest_->bytes;
+      *latest_ = std::move(item);
+      return;
+    }
+    queue_.push_back(std::move(item));
+    latest_ = &queue_.back();
+    Advance();
+  }
+
   size_t queued_bytes() const {
     absl::MutexLock lock(&mutex_);
     return queued_bytes_;
@@ -97,6 +113,7 @@ class StreamEnd : public std::enable_shared_from_this<StreamEnd> {
     if (cut || CutsOnClose(status)) {
       for (const Item& item : queue_) queued_bytes_ -= item.bytes;
       dropped.swap(queue_);
+      latest_ = nullptr;
       Cancel();
     }
     Advance();
@@ -210,6 +227,7 @@ class StreamEnd : public std::enable_shared_from_this<StreamEnd> {
   void Advance() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (writing_ || writes_ended_) return;
     if (!queue_.empty()) {
+      if (latest_ == &queue_.front()) latest_ = nullptr;
       current_ = std::move(queue_.front());
       queue_.pop_front();
       writing_ = true;
@@ -225,6 +243,7 @@ class StreamEnd : public std::enable_shared_from_this<StreamEnd> {
     writable_ = false;
     for (const Item& item : queue_) queued_bytes_ -= item.bytes;
     dropped->swap(queue_);
+    latest_ = nullptr;
   }
 
   // Cancels the call unless it ends by itself soon.
@@ -241,7 +260,8 @@ class StreamEnd : public std::enable_shared_from_this<StreamEnd> {
   }
 
   std::deque<Item> queue_ ABSL_GUARDED_BY(mutex_);
-  Item current_ ABSL_GUARDED_BY(mutex_);  // with gRPC while writing_
+  Item* latest_ ABSL_GUARDED_BY(mutex_) = nullptr;  // in queue_: the last one by WriteLatest
+  Item current_ ABSL_GUARDED_BY(mutex_);            // with gRPC while writing_
   size_t queued_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool reading_ ABSL_GUARDED_BY(mutex_) = false;  // has been started: there is a handler
@@ -257,6 +277,7 @@ class Handle : public ByteStream {
   explicit Handle(std::shared_ptr<StreamEnd> end) : end_(std::move(end)) {}
   ~Handle() override { end_->Close(absl::OkStatus()); }
   void Write(ByteBuffer message) override { end_->Write(Take(&message)); }
+  void WriteLatest(ByteBuffer message) override { end_->WriteLatest(Take(&message)); }
   size_t queued_bytes() const override { return end_->queued_bytes(); }
   void Close(const absl::Status& status) override { end_->Close(status); }
   void Cut(const absl::Status& status) override { end_->Close(status, /*cut=*/true); }

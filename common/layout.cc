@@ -6,7 +6,7 @@
 #include <set>
 #include <string>
 #include <string_view>
-#include <tuple>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/job_spec.h"
@@ -40,17 +40,14 @@ absl::Status CheckRanks(const v1::Plan& plan) {
     return Wrong("expected data ", degrees.data(), " x pipeline ", degrees.pipeline(), " x tensor ", degrees.tensor(),
                  " ranks, found ", plan.ranks_size());
   }
-  std::set<std::tuple<uint32_t, uint32_t, uint32_t>> coordinates;
+  const Mesh mesh = MeshOf(degrees);
   std::set<std::pair<std::string_view, uint64_t>> nodes;
   for (int i = 0; i < plan.ranks_size(); ++i) {
     const v1::Rank& rank = plan.ranks(i);
-    if (rank.data() >= degrees.data() || rank.pipeline() >= degrees.pipeline() || rank.tensor() >= degrees.tensor()) {
-      return Wrong("rank ", i, " has coordinates (", rank.data(), ", ", rank.pipeline(), ", ", rank.tensor(),
-                   ") outside the mesh");
-    }
-    if (!coordinates.emplace(rank.data(), rank.pipeline(), rank.tensor()).second) {
-      return Wrong("rank ", i, " repeats the coordinates (", rank.data(), ", ", rank.pipeline(), ", ", rank.tensor(),
-                   ")");
+    const Mesh::Place place = mesh.place(static_cast<uint32_t>(i));
+    if (place != Mesh::Place{rank.data(), rank.pipeline(), rank.tensor()}) {
+      return Wrong("rank ", i, " has the coordinates (", rank.data(), ", ", rank.pipeline(), ", ", rank.tensor(),
+                   "), expected (", place.data, ", ", place.stage, ", ", place.tensor, ")");
     }
     if (!nodes.emplace(rank.node().name(), rank.node().incarnation()).second) {
       return Wrong("rank ", i, " is given to node ", NodeText(rank.node()), ", which holds another rank");
@@ -127,7 +124,7 @@ uint64_t DefaultChunkElements(uint64_t parameters) {
 uint64_t NormBlockElements(uint64_t parameters) { return DefaultChunkElements(parameters); }
 
 uint32_t ShardCount(uint64_t parameters, uint64_t chunk_elements, uint32_t servers_at_start) {
-  const uint64_t stripes = ChunkTable(parameters, chunk_elements, 1).chunks();
+  const uint64_t stripes = parameters / chunk_elements + (parameters % chunk_elements > 0);
   const uint64_t wanted = std::min<uint64_t>(stripes, std::max<uint64_t>(16, uint64_t{8} * servers_at_start));
   return static_cast<uint32_t>(std::clamp<uint64_t>(wanted, 1, UINT32_MAX));
 }
@@ -155,15 +152,61 @@ absl::StatusOr<std::shared_ptr<const Layout>> Layout::Make(v1::Plan plan) {
   RETURN_IF_ERROR(CheckPlan(plan));
   absl::StatusOr<ParameterSpace> space = MakeParameterSpace(plan.spec().model());
   if (!space.ok()) return Annotate(space.status(), "plan");
+  RETURN_IF_ERROR(Annotate(CheckMesh(plan.spec().model(), MeshOf(plan.spec().parallel())), "plan"));
   return std::shared_ptr<const Layout>(new Layout(std::move(plan), *std::move(space)));
 }
 
+ChunkTable::ChunkTable(uint64_t parameters, uint64_t stripe_elements, uint32_t shards,
+                       const std::vector<Segment>& segments)
+    : stripe_(stripe_elements), of_shard_(shards) {
+  auto segment = segments.begin();
+  for (uint64_t at = 0, next; at < parameters; at = next) {
+    next = parameters - at / stripe_ * stripe_ > stripe_ ? (at / stripe_ + 1) * stripe_ : parameters;
+    while (segment != segments.end() && segment->range.end <= at) ++segment;
+    if (segment != segments.end()) next = std::min(next, segment->range.end);
+    of_shard_[at / stripe_ % shards].push_back(begins_.size());
+    begins_.push_back(at);
+  }
+  begins_.push_back(parameters);
+}
+
+uint64_t ChunkTable::chunk_at(uint64_t element) const {
+  return static_cast<uint64_t>(std::upper_bound(begins_.begin(), begins_.end(), element) - begins_.begin()) - 1;
+}
+
 Layout::Layout(v1::Plan plan, ParameterSpace space)
-    : plan_(std::move(plan)), space_(std::move(space)), table_(space_.size(), plan_.chunk_elements(), plan_.shards()) {
-  while (host_sums_.size() < contributors()) {
+    : plan_(std::move(plan)),
+      space_(std::move(space)),
+      mesh_(MeshOf(plan_.spec().parallel())),
+      segments_(SegmentsOf(plan_.spec().model(), space_, mesh_)),
+      table_(space_.size(), plan_.chunk_elements(), plan_.shards(), segments_),
+      norm_blocks_(space_.size(), plan_.norm_block(), 1, segments_) {
+  for (uint64_t chunk = 0, s = 0; chunk < table_.chunks(); ++chunk) {
+    while (segments_[s].range.end <= table_.range(chunk).begin) ++s;
+    segment_of_.push_back(static_cast<uint32_t>(s));
+  }
+  for (uint32_t rank = 0; rank < mesh_.ranks_of_replica(); ++rank) {
+    const Mesh::Place place = mesh_.place(rank);
+    std::vector<uint64_t>& view = views_.emplace_back();
+    uint64_t chunk = 0;
+    for (const Range& held : ViewOf(plan_.spec().model(), space_, mesh_, place.stage, place.tensor)) {
+      for (chunk = std::max(chunk, table_.chunk_at(held.begin));
+           chunk < table_.chunks() && table_.range(chunk).begin < held.end; ++chunk) {
+        view.push_back(chunk);
+      }
+    }
+  }
+  while (host_sums_.size() < ranks()) {
     const ContributorSpan span = HostSumOf(plan_, static_cast<uint32_t>(host_sums_.size()));
     host_sums_.insert(host_sums_.end(), span.count, span);
   }
+}
+
+std::optional<uint32_t> Layout::slot(uint64_t chunk, uint32_t rank) const {
+  const std::vector<uint32_t>& pushing = segment(chunk).contributors;
+  const auto it = std::lower_bound(pushing.begin(), pushing.end(), rank % mesh_.ranks_of_replica());
+  if (it == pushing.end() || *it != rank % mesh_.ranks_of_replica()) return std::nullopt;
+  return rank / mesh_.ranks_of_replica() * per_replica(chunk) + static_cast<uint32_t>(it - pushing.begin());
 }
 
 int Layout::RankOf(const v1::NodeId& node) const {

@@ -1,16 +1,18 @@
-// What follows from a plan: chunk table, shards, contributors, data slots. Pure functions; every node computes the
-// same.
+// What follows from a plan: chunk table, shards, views, contributors, data slots. Pure functions; every node computes
+// the same.
 #ifndef SLUICE_COMMON_LAYOUT_H_
 #define SLUICE_COMMON_LAYOUT_H_
 
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "common/host_sum.h"
+#include "common/mesh.h"
 #include "common/model_layout.h"
 #include "sluice/v1/plan.pb.h"
 
@@ -29,24 +31,27 @@ Range MicrobatchSlots(Range replica, uint32_t m, uint32_t microbatches);
 // Of all fields but `hash`, deterministic serialization (FNV-1a 64).
 uint64_t PlanHash(const v1::Plan& plan);
 
-// Chunks of a space of P elements; chunk i = stripe i = elements [i*C, min(P, (i+1)*C)); shard of chunk i = i mod K.
-// Constant after construction; thread-safe.
+// A space of P elements is cut into stripes of one size, stripe i = elements [i*C, min(P, (i+1)*C)), and a stripe into
+// chunks where a segment (common/mesh.h) begins within it; shard of stripe i = i mod K. Chunks are numbered in the
+// order of the space. Constant after construction; thread-safe.
 class ChunkTable {
  public:
-  ChunkTable(uint64_t parameters, uint64_t chunk_elements, uint32_t shards)
-      : parameters_(parameters), chunk_(chunk_elements), shards_(shards) {}
+  // Without segments: a chunk is a stripe.
+  ChunkTable(uint64_t parameters, uint64_t stripe_elements, uint32_t shards, const std::vector<Segment>& segments = {});
 
-  uint64_t chunks() const { return (parameters_ + chunk_ - 1) / chunk_; }
-  uint32_t shards() const { return shards_; }
-  uint64_t parameters() const { return parameters_; }
-  Range range(uint64_t chunk) const { return {chunk * chunk_, std::min(parameters_, (chunk + 1) * chunk_)}; }
-  uint32_t shard(uint64_t chunk) const { return static_cast<uint32_t>(chunk % shards_); }
-  uint64_t chunk_at(uint64_t element) const { return element / chunk_; }
-  uint64_t chunks_of(uint32_t shard) const { return chunks() / shards_ + (shard < chunks() % shards_ ? 1 : 0); }
+  uint64_t chunks() const { return begins_.size() - 1; }
+  uint32_t shards() const { return static_cast<uint32_t>(of_shard_.size()); }
+  uint64_t parameters() const { return begins_.back(); }
+  Range range(uint64_t chunk) const { return {begins_[chunk], begins_[chunk + 1]}; }
+  uint32_t shard(uint64_t chunk) const { return static_cast<uint32_t>(begins_[chunk] / stripe_ % of_shard_.size()); }
+  uint64_t chunk_at(uint64_t element) const;  // element < P
+  // In ascending order.
+  const std::vector<uint64_t>& chunks_of(uint32_t shard) const { return of_shard_[shard]; }
 
  private:
-  uint64_t parameters_, chunk_;
-  uint32_t shards_;
+  uint64_t stripe_;
+  std::vector<uint64_t> begins_;  // [chunks + 1]
+  std::vector<std::vector<uint64_t>> of_shard_;
 };
 
 // A plan with what follows from it. Constant after construction; thread-safe; shared.
@@ -63,8 +68,29 @@ class Layout {
   uint64_t batch() const { return plan_.spec().train().batch(); }
   bool async() const { return plan_.spec().train().mode() == v1::TrainSpec::ASYNC; }
 
-  uint32_t contributors() const { return static_cast<uint32_t>(plan_.ranks_size()); }  // for every chunk, as yet
-  uint32_t replicas() const { return plan_.spec().parallel().data(); }
+  const Mesh& mesh() const { return mesh_; }
+  uint32_t ranks() const { return static_cast<uint32_t>(plan_.ranks_size()); }
+  uint32_t replicas() const { return mesh_.data; }
+  // Blocks of the gradient norm: as chunks, of stripes of plan.norm_block elements.
+  const ChunkTable& norm_blocks() const { return norm_blocks_; }
+
+  // Who pushes for a chunk: slots [0, contributors) of its sum, by replica, then as its segment lists them.
+  uint32_t contributors(uint64_t chunk) const { return mesh_.data * per_replica(chunk); }
+  uint32_t rank_of_slot(uint64_t chunk, uint32_t slot) const {
+    return slot / per_replica(chunk) * mesh_.ranks_of_replica() +
+           segment(chunk).contributors[slot % per_replica(chunk)];
+  }
+  // The slot of what the rank pushes; none: it does not push for this chunk.
+  std::optional<uint32_t> slot(uint64_t chunk, uint32_t rank) const;
+  // Whether the contribution's count is that of its replica's samples: each replica's counts once.
+  bool counts(uint64_t chunk, uint32_t slot) const { return slot % per_replica(chunk) == 0; }
+  // Whether the rank says the loss of its replica's samples.
+  bool tells_loss(uint32_t rank) const {
+    const Mesh::Place place = mesh_.place(rank);
+    return place.stage + 1 == mesh_.pipeline && place.tensor == 0;
+  }
+  // Chunks that the rank holds, in ascending order.
+  const std::vector<uint64_t>& view(uint32_t rank) const { return views_[rank % mesh_.ranks_of_replica()]; }
   // HostSumOf of the rank, and what its contribution to the chunks of a shard is part of (count 1: its own).
   const ContributorSpan& host_sum(uint32_t rank) const { return host_sums_[rank]; }
   ContributorSpan contribution(uint32_t rank, uint32_t shard) const {
@@ -87,10 +113,17 @@ class Layout {
  private:
   Layout(v1::Plan plan, ParameterSpace space);
 
+  const Segment& segment(uint64_t chunk) const { return segments_[segment_of_[chunk]]; }
+  uint32_t per_replica(uint64_t chunk) const { return static_cast<uint32_t>(segment(chunk).contributors.size()); }
+
   const v1::Plan plan_;
   const ParameterSpace space_;
-  const ChunkTable table_;
-  std::vector<ContributorSpan> host_sums_;  // [ranks]
+  const Mesh mesh_;
+  const std::vector<Segment> segments_;
+  const ChunkTable table_, norm_blocks_;
+  std::vector<uint32_t> segment_of_;          // [chunks]
+  std::vector<std::vector<uint64_t>> views_;  // [ranks of a replica]
+  std::vector<ContributorSpan> host_sums_;    // [ranks]
 };
 
 bool SameNode(const v1::NodeId& a, const v1::NodeId& b);

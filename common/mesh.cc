@@ -242,6 +242,7 @@ std::vector<Range> StageLayers(const v1::ModelSpec& model, uint32_t stages) {
 
 std::vector<Segment> SegmentsOf(const v1::ModelSpec& model, const ParameterSpace& space, const Mesh& mesh) {
   std::vector<Segment> segments;
+  int held_by = 0;  // tensor rank of the last segment, or -1
   ForEachPiece(model, space, mesh, [&](const Range& range, const Holders& holders, int tensor) {
     if (range.size() == 0) return;
     std::vector<uint32_t> contributors;
@@ -256,11 +257,12 @@ std::vector<Segment> SegmentsOf(const v1::ModelSpec& model, const ParameterSpace
     };
     add(holders.first);
     if (holders.last != holders.first) add(holders.last);
-    if (!segments.empty() && segments.back().contributors == contributors) {
+    if (!segments.empty() && segments.back().contributors == contributors && held_by == tensor) {
       segments.back().range.end = range.end;
     } else {
       segments.push_back({range, std::move(contributors)});
     }
+    held_by = tensor;
   });
   return segments;
 }

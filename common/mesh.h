@@ -54,7 +54,7 @@ std::vector<Range> DealLayers(const std::vector<uint64_t>& costs, uint64_t first
 // The same for a model: floating-point operations of a forward pass over one full row (one sample).
 std::vector<Range> StageLayers(const v1::ModelSpec& model, uint32_t stages);
 
-// A maximal range of the space for which the same ranks of every replica push.
+// A maximal range of the space that the same ranks of every replica hold, and for which the same of them push.
 struct Segment {
   Range range;
   std::vector<uint32_t> contributors;  // ranks within a replica (stage * T + tensor), ascending; at least one

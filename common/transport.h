@@ -13,6 +13,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 
@@ -44,6 +45,9 @@ class ByteStream {
   virtual ~ByteStream() = default;
   // Queues a message; never blocks. Slices are borrowed until they are written. Dropped silently once the stream broke.
   virtual void Write(grpc::ByteBuffer message) = 0;
+  // The same for a message that says all that the one written so before said, and more: takes its place where that one
+  // is still queued (also before what was written in between). For acknowledgements.
+  virtual void WriteLatest(grpc::ByteBuffer message) { Write(std::move(message)); }
   // Bytes queued and not yet handed to the transport: for windows.
   virtual size_t queued_bytes() const = 0;
   // Ends the stream; idempotent, allowed inside a callback. On an accepting end messages already written are sent first

@@ -196,11 +196,9 @@ std::string BytesPerParameterText(const v1::JobSpec& spec) {
 }
 
 uint64_t ShardElements(const ChunkTable& table, uint32_t shard) {
-  const uint64_t chunks = table.chunks_of(shard);
-  if (chunks == 0) return 0;
-  const uint64_t full = table.range(0).size();  // of every chunk but the space's last
-  const uint64_t last = shard + (chunks - 1) * table.shards();
-  return (chunks - 1) * full + table.range(last).size();
+  uint64_t elements = 0;
+  for (const uint64_t chunk : table.chunks_of(shard)) elements += table.range(chunk).size();
+  return elements;
 }
 
 namespace {

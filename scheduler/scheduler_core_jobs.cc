@@ -25,14 +25,16 @@ std::string Count(uint64_t n, const char* what) { return absl::StrCat(n, " ", wh
 // Over the ranks.
 v1::RoundTime MeanTime(const v1::RoundRecord& record) {
   v1::RoundTime mean;
-  const double replicas = record.times_size();
-  for (const v1::ReplicaTime& time : record.times()) {
-    mean.set_compute(mean.compute() + time.compute() / replicas);
-    mean.set_exposed(mean.exposed() + time.exposed() / replicas);
-    mean.set_others(mean.others() + time.others() / replicas);
-    mean.set_verdict(mean.verdict() + time.verdict() / replicas);
+  const double ranks = record.times_size();
+  for (const v1::RankTime& time : record.times()) {
+    mean.set_compute(mean.compute() + time.compute() / ranks);
+    mean.set_exposed(mean.exposed() + time.exposed() / ranks);
+    mean.set_others(mean.others() + time.others() / ranks);
+    mean.set_verdict(mean.verdict() + time.verdict() / ranks);
+    mean.set_pipeline(mean.pipeline() + time.pipeline() / ranks);
+    mean.set_tensor(mean.tensor() + time.tensor() / ranks);
   }
-  mean.set_total(mean.compute() + mean.exposed() + mean.others() + mean.verdict());
+  mean.set_total(mean.compute() + mean.exposed() + mean.others() + mean.verdict() + mean.pipeline() + mean.tensor());
   return mean;
 }
 
@@ -47,6 +49,8 @@ void AddRoundTime(const JobEntry& job, v1::JobStatus* status) {
     mean.set_exposed(mean.exposed() + pace.time.exposed() / rounds);
     mean.set_others(mean.others() + pace.time.others() / rounds);
     mean.set_verdict(mean.verdict() + pace.time.verdict() / rounds);
+    mean.set_pipeline(mean.pipeline() + pace.time.pipeline() / rounds);
+    mean.set_tensor(mean.tensor() + pace.time.tensor() / rounds);
   }
 }
 
@@ -56,7 +60,7 @@ void AddRankTimes(const JobEntry& job, v1::JobStatus* status) {
   std::vector<v1::RoundTime> sums(static_cast<size_t>(ranks));
   std::vector<double> rounds(sums.size());
   for (const JobEntry::Pace& pace : job.pace) {
-    for (const v1::ReplicaTime& time : pace.ranks) {
+    for (const v1::RankTime& time : pace.ranks) {
       if (time.contributor() >= sums.size()) continue;
       v1::RoundTime& sum = sums[time.contributor()];
       ++rounds[time.contributor()];

@@ -84,7 +84,7 @@ struct JobEntry {
     absl::Time at;
     double count = 0;                      // targets
     v1::RoundTime time;                    // mean
-    std::vector<v1::ReplicaTime> ranks{};  // by contributor
+    std::vector<v1::RankTime> ranks{};  // by contributor
   };
   std::deque<Pace> pace;              // of the newest rounds, as their records came
   std::set<std::string> accusations;  // told already, of this generation

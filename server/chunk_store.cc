@@ -213,10 +213,10 @@ SumResult ChunkStore::Finish(uint64_t chunk, uint32_t contributors) {
   float scratch[SumReader::kUnit];
   size_t n;
   const Range range = layout_->table().range(chunk);
-  const uint64_t block = layout_->plan().norm_block(), parameters = layout_->space().size();
-  for (uint64_t b = range.begin / block; b * block < range.end; ++b) {
-    const uint64_t begin = std::max(range.begin, b * block), end = std::min(range.end, (b + 1) * block);
-    if (begin == b * block && end == std::min(parameters, (b + 1) * block)) {
+  const ChunkTable& blocks = layout_->norm_blocks();
+  for (uint64_t b = blocks.chunk_at(range.begin); b < blocks.chunks() && blocks.range(b).begin < range.end; ++b) {
+    const uint64_t begin = std::max(range.begin, blocks.range(b).begin), end = std::min(range.end, blocks.range(b).end);
+    if (end - begin == blocks.range(b).size()) {
       SquareSum squares;
       for (uint64_t at = begin; reader.has_value() && at < end; at += n) {
         const float* const values = reader->Next(end - at, scratch, &n);

@@ -78,6 +78,7 @@ void CommitQueue::Flush() {
 
 void CommitQueue::OnWritten() {
   absl::MutexLock lock(&mutex_);
+  ++written_;
   Send(/*all=*/!flush_due_);
 }
 

@@ -43,6 +43,11 @@ class CommitQueue {
   void Flush();
   // The stream's event.
   void OnWritten();
+  // How often it came.
+  uint64_t written() const {
+    absl::MutexLock lock(&mutex_);
+    return written_;
+  }
 
   // Whether a version still waited when its chunk was two versions further: never so with a worker, which reads all of
   // a round before it contributes to the next.
@@ -81,6 +86,7 @@ class CommitQueue {
   size_t frame_bytes_ ABSL_GUARDED_BY(mutex_) = kMaxFramePayload;  // of the next one
   bool described_ ABSL_GUARDED_BY(mutex_) = false;
   size_t counted_ ABSL_GUARDED_BY(mutex_) = 0;  // of what waits in the stream, by memory_
+  uint64_t written_ ABSL_GUARDED_BY(mutex_) = 0;
   bool flush_due_ ABSL_GUARDED_BY(mutex_) = false;
   bool fell_behind_ ABSL_GUARDED_BY(mutex_) = false;
 };

@@ -106,9 +106,9 @@ absl::Status LeaseBook::Check(const v1::LeaseRequest& request, const Asker& aske
 }
 
 absl::Status LeaseBook::OnRequest(const v1::LeaseRequest& request, uint64_t stream) {
-  if (request.contributor() >= layout_->contributors()) {
+  if (request.contributor() >= layout_->ranks()) {
     return absl::OutOfRangeError(
-        absl::StrCat("lease request of contributor ", request.contributor(), " of ", layout_->contributors()));
+        absl::StrCat("lease request of contributor ", request.contributor(), " of ", layout_->ranks()));
   }
   Asker& asker = askers_[request.contributor()];
   RETURN_IF_ERROR(Check(request, asker));
@@ -138,7 +138,7 @@ void LeaseBook::Finish(uint32_t contributor, const v1::Lease& lease, const v1::R
   tally_.staleness_count += report.staleness_count();
   tally_.staleness_max = std::max(tally_.staleness_max, report.staleness_max());
   if (report.nonfinite()) tally_.nonfinite.insert(contributor);
-  v1::ReplicaTime& time = tally_.times[contributor];
+  v1::RankTime& time = tally_.times[contributor];
   time.set_compute(static_cast<float>(time.compute() + SaneSeconds(report.compute_seconds())));
   time.set_exposed(static_cast<float>(time.exposed() + SaneSeconds(report.wait_seconds())));
   // A lease is at most a round.

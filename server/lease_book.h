@@ -69,7 +69,7 @@ class LeaseBook {
     double loss = 0, count = 0, correct = 0, staleness = 0, norm = 0;
     uint64_t leases = 0, staleness_count = 0, staleness_max = 0;
     std::set<uint32_t> nonfinite;
-    std::map<uint32_t, v1::ReplicaTime> times;  // by contributor
+    std::map<uint32_t, v1::RankTime> times;  // by contributor
   };
 
   absl::Status Check(const v1::LeaseRequest& request, const Asker& asker) const;

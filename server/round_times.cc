@@ -26,12 +26,14 @@ void RoundTimes::Fill(uint64_t round, const std::map<uint32_t, v1::RoundReport>&
       others = std::min(wait, absl::ToDoubleSeconds(last - it->second));
     }
     const double answer = verdict ? std::clamp(SaneSeconds(report.answer_seconds()) - others, 0.0, wait - others) : 0;
-    v1::ReplicaTime* time = record->add_times();
+    v1::RankTime* time = record->add_times();
     time->set_contributor(contributor);
     time->set_compute(static_cast<float>(SaneSeconds(report.compute_seconds())));
     time->set_exposed(static_cast<float>(wait - others - answer));
     time->set_others(static_cast<float>(others));
     time->set_verdict(static_cast<float>(answer));
+    time->set_pipeline(static_cast<float>(SaneSeconds(report.pipeline_seconds())));
+    time->set_tensor(static_cast<float>(SaneSeconds(report.tensor_seconds())));
   }
 }
 

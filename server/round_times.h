@@ -1,4 +1,4 @@
-// Where the time of a round went, as the verdict holder can tell it (ReplicaTime in scheduler.proto): a worker says how
+// Where the time of a round went, as the verdict holder can tell it (RankTime in scheduler.proto): a worker says how
 // long it computed and waited; when the reports of the round before came says how much of the wait was for slower
 // replicas. Pure; not thread-safe.
 #ifndef SLUICE_SERVER_ROUND_TIMES_H_

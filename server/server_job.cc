@@ -270,7 +270,7 @@ void ServerJob::DiscardSum(uint64_t chunk) {
 void ServerJob::FinishSum(uint64_t chunk, uint64_t generation, uint64_t round) {
   mutex_.AssertHeld();
   options_.lanes->Post(chunk, [self = shared_from_this(), store = store_, chunk, generation, round,
-                               contributors = core_.layout()->contributors()] {
+                               contributors = core_.layout()->contributors(chunk)] {
     SumResult result = store->Finish(chunk, contributors);
     absl::MutexLock lock(&self->mutex_);
     self->core_.SetTime(self->options_.clock->Now());

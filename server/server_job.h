@@ -107,7 +107,8 @@ class ServerJob : public std::enable_shared_from_this<ServerJob>, private ShardA
     std::shared_ptr<CommitQueue> queue;
     std::string who;  // for people
     v1::StreamHello hello;
-    uint64_t unread_frames = 0;  // that came since little enough waited to be read by the client
+    uint64_t unread_frames = 0;  // that came while something waited to be read by the client and nothing was
+    uint64_t written = 0;        // queue->written() when the last one came
     v1::Later later;             // to be said
   };
 

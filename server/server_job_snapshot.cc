@@ -54,20 +54,20 @@ std::shared_ptr<struct ServerJob::Snapshot> ServerJob::MakeSnapshot(uint32_t sha
   snapshot->version = version;
   const Layout& layout = *core_.layout();
   const v1::JobSpec& spec = layout.plan().spec();
-  const uint32_t contributors = ErrorFeedback(spec) && !layout.async() ? layout.contributors() : 0;
+  const uint32_t contributors = ErrorFeedback(spec) && !layout.async() ? layout.ranks() : 0;
   std::vector<ShardFileWriter::Piece> pieces;
   std::vector<std::string> slots = OptimizerSlots(spec.optimizer());
   slots.insert(slots.begin(), "value");
   for (uint32_t i = 0; i < contributors; ++i) slots.push_back(ResidualSlot(i));
   for (const std::string& slot : slots) {
-    for (uint64_t c = shard; c < layout.table().chunks(); c += layout.table().shards()) {
+    for (const uint64_t c : layout.table().chunks_of(shard)) {
       pieces.push_back({slot, layout.table().range(c).begin, layout.table().range(c).size()});
     }
   }
   const std::string base =
       absl::StrCat(options_.checkpoint_root, "/",
                    spec.checkpoint().directory().empty() ? options_.job_id : spec.checkpoint().directory());
-  const uint64_t chunks = layout.table().chunks_of(shard);
+  const uint64_t chunks = layout.table().chunks_of(shard).size();
   snapshot->residuals_left = chunks * contributors;
   absl::MutexLock lock(&snapshot->mutex);
   snapshot->left = chunks * (1 + contributors);
@@ -187,7 +187,7 @@ void ServerJob::ResidualsAbsent(uint32_t contributor) {
   const ChunkTable& table = core_.layout()->table();
   for (const auto& [key, snapshot] : snapshots_) {
     if (snapshot->residuals_left == 0) continue;
-    for (uint64_t chunk = snapshot->shard; chunk < table.chunks(); chunk += table.shards()) {
+    for (const uint64_t chunk : table.chunks_of(snapshot->shard)) {
       if (snapshot->residuals.contains({chunk, contributor})) continue;
       SaveResidual(snapshot, chunk, contributor, Payload(), nullptr);
     }
@@ -220,7 +220,7 @@ void ServerJob::ServeResidual(StreamId stream, uint64_t chunk, uint32_t contribu
   header.set_elements(range.size());
   header.set_residual(true);
   // Read when its turn comes: never more than a window of them is in memory.
-  const auto make = [self = shared_from_this(), source = source_, range, contributor, ranks = layout.contributors(),
+  const auto make = [self = shared_from_this(), source = source_, range, contributor, ranks = layout.ranks(),
                      generation = layout.generation()] {
     auto values = source->LoadResidual(range, contributor, ranks);
     if (!values.ok()) {

@@ -14,9 +14,8 @@
 namespace sluice {
 namespace {
 
-// A stream in which more waits is one whose client does not read just now.
-constexpr size_t kUnread = 64 << 10;
-// Frames that such a client may push, beside some for each chunk: a worker reads a whole round before the next one.
+// Frames that a client may push while it reads nothing of what waits for it, beside some for each chunk: a worker reads
+// a whole round before the next one.
 constexpr uint64_t kMaxUnreadFrames = 4096, kMaxUnreadFramesPerChunk = 8;
 
 // Contributions that a frame says something of: keeps its control part far below kMaxFrameControl.
@@ -101,7 +100,7 @@ class ServerJob::PushReceipts {
     v1::ChunkFrame frame;
     frame.mutable_ack()->set_bytes(Taken());
     frame.mutable_ack()->set_window(window());
-    stream_->Write(EncodeFrame(frame, {}));
+    stream_->WriteLatest(EncodeFrame(frame, {}));
   }
 
   const std::shared_ptr<ByteStream> stream_;
@@ -193,7 +192,9 @@ void ServerJob::OfferMemory(WorkerStream* stream) {
 absl::Status ServerJob::CheckUnread(WorkerStream* stream) {
   const uint64_t chunks = core_.layout() == nullptr ? 0 : core_.layout()->table().chunks();
   const size_t waiting = stream->stream->queued_bytes();
-  stream->unread_frames = waiting < kUnread ? 0 : stream->unread_frames + 1;
+  const uint64_t written = stream->queue->written();
+  stream->unread_frames =
+      waiting == 0 || written != std::exchange(stream->written, written) ? 0 : stream->unread_frames + 1;
   if (stream->unread_frames > kMaxUnreadFrames + kMaxUnreadFramesPerChunk * chunks) {
     return absl::ResourceExhaustedError(absl::StrCat("job ", options_.job_id, ": ", stream->unread_frames,
                                                      " frames came while ", waiting,

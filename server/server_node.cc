@@ -423,6 +423,14 @@ absl::StatusOr<v1::GetPlanResponse> ServerNode::GetPlan(const v1::GetPlanRequest
     info->set_shard(layout->table().shard(c));
     info->set_address(layout->primary(layout->table().shard(c)).address());
   }
+  const uint32_t ranks = layout->mesh().ranks_of_replica();
+  for (uint32_t rank = 0; ranks > 1 && rank < ranks; ++rank) {
+    for (const uint64_t c : layout->view(rank)) {
+      v1::ChunkInfo* const info = response.mutable_chunks(static_cast<int>(c));
+      info->add_holders(rank);
+      if (layout->slot(c, rank).has_value()) info->add_contributors(rank);
+    }
+  }
   return response;
 }
 

@@ -11,7 +11,7 @@ namespace {
 
 constexpr size_t kMaxFaultsTold = 64;
 
-// In order of contributors, whatever the order of arrival.
+// In order of slots, whatever the order of arrival.
 double Sum(const std::vector<double>& counts) { return std::accumulate(counts.begin(), counts.end(), 0.0); }
 
 }  // namespace
@@ -113,7 +113,7 @@ void ShardCore::MakeShards(uint64_t old_timeline, const std::vector<v1::ChunkCut
     Shard& shard = shards_[s];
     if (!keep) {
       shard.since = since;
-      for (uint64_t chunk = s; chunk < table.chunks(); chunk += table.shards()) {
+      for (const uint64_t chunk : table.chunks_of(s)) {
         shard.chunks.push_back(chunk);
         Chunk& c = chunks_[chunk];
         c.shard = s;
@@ -131,7 +131,7 @@ void ShardCore::MakeShards(uint64_t old_timeline, const std::vector<v1::ChunkCut
     if (plan.has_verdict() && rules_.verdict_carried) shard.verdicts[plan.verdict().round()] = plan.verdict();
     for (uint64_t chunk : shard.chunks) {
       Chunk& c = chunks_[chunk];
-      ForgetRound(&c, layout_->contributors());
+      ForgetRound(&c, layout_->contributors(chunk));
       c.subscribers.clear();
       if (keep) actions_->DiscardSum(chunk);
     }
@@ -247,8 +247,9 @@ void ShardCore::ChunkComplete(uint64_t index, Chunk* chunk) {
   actions_->FinishSum(index, generation(), round);
 }
 
-void ShardCore::OnSum(uint64_t index, uint64_t generation, uint64_t round, const SumResult& result) {
+void ShardCore::OnSum(uint64_t index, uint64_t generation, uint64_t round, SumResult result) {
   if (generation != this->generation() || Fenced()) return;
+  for (uint32_t& contributor : result.nonfinite_contributors) contributor = layout_->rank_of_slot(index, contributor);
   auto it = chunks_.find(index);
   if (it == chunks_.end()) return;
   Chunk& chunk = it->second;
@@ -261,7 +262,7 @@ void ShardCore::OnSum(uint64_t index, uint64_t generation, uint64_t round, const
     return;
   }
   if (round != chunk.version || chunk.sum) return;
-  chunk.sum = result;
+  chunk.sum = std::move(result);
   Shard& shard = shards_.at(chunk.shard);
   ++shard.summed;
   TryNorm(chunk.shard);
@@ -385,7 +386,7 @@ void ShardCore::ApplyChunk(uint64_t index, Chunk* chunk, const v1::Verdict& verd
   ++chunk->version;
   chunk->has_previous = rules_.kept_version;
   if (!rules_.kept_version) actions_->DropPrevious(index);
-  ForgetRound(chunk, layout_->contributors());
+  ForgetRound(chunk, layout_->contributors(index));
   for (Subscriber& s : chunk->subscribers) {
     if (s.want > chunk->version) continue;
     actions_->Serve(s.stream, index, chunk->version);

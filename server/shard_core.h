@@ -53,7 +53,7 @@ using ContributionRef = std::shared_ptr<const Contribution>;
 // What the sum of one chunk's contributions came to.
 struct SumResult {
   bool finite = true;
-  std::vector<uint32_t> nonfinite_contributors;
+  std::vector<uint32_t> nonfinite_contributors;     // slots
   std::vector<std::pair<uint64_t, double>> blocks;  // whole norm blocks: index, sum of squares
   std::vector<v1::NormFragment> fragments;          // parts of blocks that the chunk's borders cut
 };
@@ -76,7 +76,7 @@ class ShardActions {
   // Make the chunk from the plan's checkpoint, its init folder or initial values, as `version`.
   virtual void LoadChunk(const std::shared_ptr<const Layout>& layout, uint64_t chunk, uint64_t version) = 0;
   virtual void DropChunk(uint64_t chunk) = 0;
-  // Null: an empty contribution, absent from the sum.
+  // `contributor` is the slot in the chunk's sum (Layout::slot). Null: an empty contribution, absent from the sum.
   virtual void AddContribution(uint64_t chunk, uint32_t contributor, uint32_t contributors, ContributionRef value) = 0;
   virtual void DiscardSum(uint64_t chunk) = 0;
   // All contributions are there: answered by OnSum with the same generation and round. `contributors` may have all been
@@ -156,7 +156,7 @@ class ShardCore {
   void OnVerdict(const v1::VerdictNotice& notice);
   // The way to the verdict holder opened (again): open norms are sent again.
   void OnHolderConnected();
-  void OnSum(uint64_t chunk, uint64_t generation, uint64_t round, const SumResult& result);
+  void OnSum(uint64_t chunk, uint64_t generation, uint64_t round, SumResult result);
 
   // ------------------------------------------------------------------ state
   const std::shared_ptr<const Layout>& layout() const { return layout_; }
@@ -183,9 +183,9 @@ class ShardCore {
     uint32_t shard = 0;
     uint64_t version = 0;
     bool has_previous = false;
-    std::vector<bool> held;  // by contributor, for round `version`
+    std::vector<bool> held;  // by slot, for round `version`
     uint32_t held_count = 0;
-    std::vector<double> counts;  // targets of the held contributions, by contributor
+    std::vector<double> counts;  // targets of the held contributions, by slot, each replica's once
     bool sum_posted = false;
     std::optional<SumResult> sum;
     std::vector<Subscriber> subscribers;

@@ -20,9 +20,9 @@ constexpr uint64_t kMaxParkedBytes = 4 << 20;
 }  // namespace
 
 absl::Status ShardCore::CheckHello(const v1::StreamHello& hello) const {
-  if (hello.contributor() >= layout_->contributors()) {
+  if (hello.contributor() >= layout_->ranks()) {
     return absl::OutOfRangeError(
-        absl::StrCat("contributor ", hello.contributor(), " of ", layout_->contributors(), " in job ", job_id_));
+        absl::StrCat("contributor ", hello.contributor(), " of ", layout_->ranks(), " in job ", job_id_));
   }
   const v1::NodeId& owner = layout_->plan().ranks(static_cast<int>(hello.contributor())).node();
   if (hello.has_node() && !SameNode(hello.node(), owner)) {
@@ -86,7 +86,8 @@ absl::Status ShardCore::OnPush(StreamId id, const v1::ChunkHeader& header, Contr
   if (async()) return OnContribution(id, header, std::move(value));
 
   Chunk& chunk = chunks_.at(header.chunk());
-  uint32_t slot = header.contributor(), span = std::max(1u, header.contributors());
+  const uint32_t slots = layout_->contributors(header.chunk());
+  uint32_t slot = *layout_->slot(header.chunk(), header.contributor()), span = std::max(1u, header.contributors());
   if (rules_.dedup) {
     if (header.round() < chunk.version || chunk.held[slot]) return absl::OkStatus();
     if (header.round() > chunk.version) {
@@ -96,25 +97,25 @@ absl::Status ShardCore::OnPush(StreamId id, const v1::ChunkHeader& header, Contr
   } else {
     if (chunk.sum_posted) return absl::OkStatus();
     slot = chunk.held_count;
-    span = std::min(span, layout_->contributors() - slot);
+    span = std::min(span, slots - slot);
   }
   if (rules_.dedup && !Hold(id, header, value)) return absl::OkStatus();
-  chunk.counts[slot] = header.count();
+  if (layout_->counts(header.chunk(), slot)) chunk.counts[slot] = header.count();
   // A host's sum stands for its first contributor; the others of its subtree are absent.
   for (uint32_t i = slot; i < slot + span; ++i, ++chunk.held_count) {
     chunk.held[i] = true;
-    actions_->AddContribution(header.chunk(), i, layout_->contributors(),
+    actions_->AddContribution(header.chunk(), i, slots,
                               i > slot || header.elements() == 0 ? nullptr : std::exchange(value, nullptr));
   }
-  if (chunk.held_count == layout_->contributors()) ChunkComplete(header.chunk(), &chunk);
+  if (chunk.held_count == slots) ChunkComplete(header.chunk(), &chunk);
   return absl::OkStatus();
 }
 
 // Whether the contribution, which is missing, is taken.
 bool ShardCore::Hold(StreamId id, const v1::ChunkHeader& header, const ContributionRef& value) {
   const HoldBook::Item item{.chunk = header.chunk(),
-                            .contributor = header.contributor(),
-                            .contributors = layout_->contributors(),
+                            .contributor = *layout_->slot(header.chunk(), header.contributor()),
+                            .contributors = layout_->contributors(header.chunk()),
                             .span = std::max(1u, header.contributors()),
                             .empty = header.elements() == 0,
                             .bytes = value == nullptr ? 0 : value->pinned_bytes,
@@ -161,9 +162,13 @@ absl::Status ShardCore::CheckPlace(const Stream& stream, const v1::ChunkHeader& 
                                                    table.shard(header.chunk()), " is held by ",
                                                    layout_->primary(table.shard(header.chunk())).node().name()));
   }
-  if (header.contributor() >= layout_->contributors()) {
+  if (header.contributor() >= layout_->ranks()) {
     return absl::OutOfRangeError(
-        absl::StrCat("contributor ", header.contributor(), " of ", layout_->contributors(), " in job ", job_id_));
+        absl::StrCat("contributor ", header.contributor(), " of ", layout_->ranks(), " in job ", job_id_));
+  }
+  if (!layout_->slot(header.chunk(), header.contributor()).has_value()) {
+    return absl::InvalidArgumentError(absl::StrCat("chunk ", header.chunk(), ": by the plan, rank ",
+                                                   header.contributor(), " of job ", job_id_, " does not push for it"));
   }
   if (header.contributor() != stream.hello.contributor()) {
     return absl::InvalidArgumentError(absl::StrCat("contributor ", header.contributor(),

@@ -19,8 +19,7 @@ absl::Status RoundTally::AddNorm(const v1::NormReport& report) {
   if (report.shard() >= layout_->table().chunks()) {
     return absl::InvalidArgumentError(absl::StrCat("norm report of shard ", report.shard(), ", which has no chunks"));
   }
-  const uint64_t parameters = layout_->space().size(), block = layout_->plan().norm_block();
-  const uint64_t blocks = (parameters + block - 1) / block;
+  const uint64_t parameters = layout_->space().size(), blocks = layout_->norm_blocks().chunks();
   if (report.block_size() != report.sum_size())
     return absl::InvalidArgumentError("norm report: blocks and sums differ");
   for (uint64_t b : report.block()) {
@@ -36,9 +35,9 @@ absl::Status RoundTally::AddNorm(const v1::NormReport& report) {
 }
 
 absl::Status RoundTally::AddReport(const v1::RoundReport& report) {
-  if (report.contributor() >= layout_->contributors()) {
+  if (report.contributor() >= layout_->ranks()) {
     return absl::InvalidArgumentError(
-        absl::StrCat("report of contributor ", report.contributor(), " of ", layout_->contributors()));
+        absl::StrCat("report of contributor ", report.contributor(), " of ", layout_->ranks()));
   }
   reports_.emplace(report.contributor(), report);
   return absl::OkStatus();
@@ -62,20 +61,20 @@ absl::StatusOr<v1::Verdict> RoundTally::Decide() const {
     verdict.set_skip(true);
     return verdict;
   }
-  const uint64_t parameters = layout_->space().size(), block = layout_->plan().norm_block();
-  const uint64_t blocks = (parameters + block - 1) / block;
+  const ChunkTable& table = layout_->norm_blocks();
+  const uint64_t blocks = table.chunks();
   std::vector<double> sums(blocks, -1);
   std::map<uint64_t, std::pair<std::vector<float>, uint64_t>> cut;  // block -> elements, how many are there
   for (const auto& [shard, norm] : norms_) {
     for (int i = 0; i < norm.block_size(); ++i) sums[norm.block(i)] = norm.sum(i);
     for (const v1::NormFragment& f : norm.fragments()) {
       for (uint64_t at = 0; at < static_cast<uint64_t>(f.values_size());) {  // a fragment may span blocks
-        const uint64_t element = f.offset() + at, b = element / block;
-        const uint64_t end = std::min(parameters, (b + 1) * block);
-        const uint64_t n = std::min<uint64_t>(f.values_size() - at, end - element);
+        const uint64_t element = f.offset() + at, b = table.chunk_at(element);
+        const Range block = table.range(b);
+        const uint64_t n = std::min<uint64_t>(f.values_size() - at, block.end - element);
         auto& [values, have] = cut[b];
-        values.resize(end - b * block);
-        std::copy_n(f.values().begin() + at, n, values.begin() + (element - b * block));
+        values.resize(block.size());
+        std::copy_n(f.values().begin() + at, n, values.begin() + (element - block.begin));
         have += n;
         at += n;
       }
@@ -129,7 +128,7 @@ std::string RoundTally::Missing() const {
   for (uint32_t s = 0; s < layout_->plan().shards(); ++s) {
     if (!norms_.contains(s)) absl::StrAppend(&text, " shard ", s);
   }
-  for (uint32_t c = 0; c < layout_->contributors(); ++c) {
+  for (uint32_t c = 0; c < layout_->ranks(); ++c) {
     if (!reports_.contains(c)) absl::StrAppend(&text, " report of contributor ", c);
   }
   return text;

@@ -49,7 +49,7 @@ class PeerStream : public StreamHandler {
     if (frame.control.ack_later() || frame.control.has_hello()) return absl::OkStatus();
     v1::ChunkFrame ack;
     ack.mutable_ack()->set_bytes(taken_);
-    stream_->Write(EncodeFrame(ack, {}));
+    stream_->WriteLatest(EncodeFrame(ack, {}));
     return absl::OkStatus();
   }
 

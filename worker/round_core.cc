@@ -64,9 +64,9 @@ void RoundCore::BeginGeneration() {
   up_.assign(servers_.size(), false);
   const ChunkTable& table = layout_->table();
   chunks_.assign(table.chunks(), Chunk());
-  for (uint64_t i = 0; i < chunks_.size(); ++i) {
+  for (const uint64_t i : view()) {
     Chunk& chunk = chunks_[i];
-    chunk.primary = primary[table.shard(i)];
+    if (layout_->slot(i, rank_).has_value()) chunk.primary = primary[table.shard(i)];
     chunk.tail = tail[table.shard(i)];
     chunk.want = round_;
     chunk.unready = table.range(i).size();
@@ -78,8 +78,8 @@ void RoundCore::BeginGeneration() {
   kept_ = 0;
   ordered_.assign(servers_.size(), {});
   const bool restore = actions_->BeginResidual(layout_, rank_);
-  for (Chunk& chunk : chunks_) chunk.lacks_residual = restore;
-  lacking_residual_ = restore ? chunks_.size() : 0;
+  for (const uint64_t i : view()) chunks_[i].lacks_residual = restore;
+  lacking_residual_ = restore ? view().size() : 0;
   host_sum_.Begin(layout_, rank_);
   actions_->OpenStreams(layout_, servers_);
   for (auto& [header, value] : host_sum_.TakeWaiting()) {
@@ -107,12 +107,12 @@ void RoundCore::Step() {
       if (!busy_ && installing_ == 0 && summing_ == 0) BeginGeneration();
       break;
     case Phase::kPulling:
-      if (at_current_ == chunks_.size() && lacking_residual_ == 0) async() ? BeginLease() : BeginRound();
+      if (at_current_ == view().size() && lacking_residual_ == 0) async() ? BeginLease() : BeginRound();
       break;
     case Phase::kWaiting:
       if (async()) {
-        if (at_next_ == chunks_.size()) EndLease();
-      } else if (at_next_ == chunks_.size() || !(layout_->EvaluateAt(round_ + 1) || round_ + 1 >= layout_->rounds())) {
+        if (at_next_ == view().size()) EndLease();
+      } else if (at_next_ == view().size() || !(layout_->EvaluateAt(round_ + 1) || round_ + 1 >= layout_->rounds())) {
         Advance();
       }
       break;
@@ -127,8 +127,8 @@ void RoundCore::Advance() {
   at_current_ = at_next_;
   at_next_ = 0;
   count_before_ = count_;
-  for (uint64_t i = 0; i < chunks_.size(); ++i) chunks_[i].unready = layout_->table().range(i).size();
-  if (at_current_ == chunks_.size()) Settle();
+  for (const uint64_t i : view()) chunks_[i].unready = layout_->table().range(i).size();
+  if (at_current_ == view().size()) Settle();
   BeginRound();
 }
 
@@ -161,12 +161,16 @@ void RoundCore::Keep(v1::RoundReport::Kind kind, uint64_t round, const WorkSum& 
   report.set_round(round);
   report.set_contributor(rank_);
   report.set_kind(kind);
-  report.set_loss_sum(sum.loss);
-  report.set_count(sum.count);
-  report.set_correct(sum.correct);
+  if (layout_->tells_loss(rank_)) {
+    report.set_loss_sum(sum.loss);
+    report.set_count(sum.count);
+    report.set_correct(sum.correct);
+  }
   report.set_compute_seconds(sum.seconds);
   report.set_wait_seconds(sum.wait_seconds);
   report.set_answer_seconds(sum.answer_seconds);
+  report.set_pipeline_seconds(sum.pipeline_seconds);
+  report.set_tensor_seconds(sum.tensor_seconds);
   if (up_[holder_]) actions_->Report(holder_, report);
 }
 
@@ -174,18 +178,19 @@ void RoundCore::OnBatch(uint64_t generation, uint64_t round, double count) {
   if (!Current(generation, round, Phase::kComputing)) return;
   count_ = count;
   if (count > 0) return;
-  CHECK(async() || at_current_ == chunks_.size(), "round {} is computed before every chunk is at it", round);
-  for (uint64_t i = 0; i < chunks_.size(); ++i) Issue(i);
+  CHECK(async() || at_current_ == view().size(), "round {} is computed before every chunk is at it", round);
+  for (const uint64_t i : view()) Issue(i);
 }
 
 void RoundCore::OnGradientReady(uint64_t generation, uint64_t round, Range range) {
   if (!Current(generation, round, Phase::kComputing) || range.size() == 0) return;
-  CHECK(async() || at_current_ == chunks_.size(), "a gradient of round {} before every chunk is at it", round);
+  CHECK(async() || at_current_ == view().size(), "a gradient of round {} before every chunk is at it", round);
   const ChunkTable& table = layout_->table();
   CHECK(range.begin < range.end && range.end <= table.parameters(), "gradient range [{}, {}) of {} elements",
         range.begin, range.end, table.parameters());
   for (uint64_t i = table.chunk_at(range.begin); i <= table.chunk_at(range.end - 1); ++i) {
     const Range chunk = table.range(i);
+    CHECK(chunks_[i].tail != kNobody, "a gradient of chunk {}, which rank {} does not hold", i, rank_);
     const uint64_t ready = std::min(chunk.end, range.end) - std::max(chunk.begin, range.begin);
     CHECK(ready <= chunks_[i].unready, "the gradient of chunk {} became ready twice in round {}", i, round);
     chunks_[i].unready -= ready;
@@ -198,7 +203,7 @@ void RoundCore::Issue(uint64_t index) {
   Chunk& chunk = chunks_[index];
   chunk.pushed = round_ + 1;
   // Also of a chunk that is committed already: what is left out of its gradient counts for the rounds to come.
-  if (count_ > 0) actions_->Encode(index, round_);
+  if (count_ > 0 && chunk.primary != kNobody) actions_->Encode(index, round_);
   if (async() || chunk.want <= round_ + 1) {  // else it is committed already
     if (host_sum_.Gathers(index)) {
       Sum(host_sum_.AddOwn(index, round_, count_));
@@ -211,7 +216,7 @@ void RoundCore::Issue(uint64_t index) {
 
 void RoundCore::SendPush(uint64_t index) {
   const Chunk& chunk = chunks_[index];
-  if (!up_[chunk.primary]) return;  // goes out when the stream opens
+  if (chunk.primary == kNobody || !up_[chunk.primary]) return;  // goes out when the stream opens
   if (host_sum_.Gathers(index)) {
     const v1::ChunkHeader* const sum = host_sum_.Made(index, chunk.pushed - 1);
     if (sum != nullptr) actions_->Push(chunk.primary, *sum);  // else when it is made
@@ -268,11 +273,11 @@ void RoundCore::OnComputed(uint64_t generation, uint64_t round, const WorkSum& s
     if (async() && clips() && count_ > 0) {
       const double clip = layout_->plan().spec().optimizer().clip_norm();
       if (sum.gradient_norm > clip) scale_ = static_cast<float>(clip / sum.gradient_norm);
-      for (uint64_t i = 0; i < chunks_.size(); ++i) {
+      for (const uint64_t i : view()) {
         if (chunks_[i].unready == 0) Issue(i);
       }
     }
-    for (uint64_t i = 0; i < chunks_.size(); ++i) {
+    for (const uint64_t i : view()) {
       CHECK(Pushed(chunks_[i]), "round {} was computed, but the gradient of chunk {} lacks {} elements", round, i,
             chunks_[i].unready);
     }
@@ -322,6 +327,7 @@ void RoundCore::OnStreamUp(uint64_t generation, size_t server) {
   subscribe.set_generation(generation);
   v1::Want* want = nullptr;
   for (uint64_t i = 0; i < chunks_.size(); ++i) {
+    if (chunks_[i].tail == kNobody) want = nullptr;  // a range must not pass over what is not in the view
     if (chunks_[i].tail != server) continue;
     // One range as long as the version is the same; chunks of other servers in between are passed over.
     if (want == nullptr || want->version() != chunks_[i].want) {
@@ -357,6 +363,10 @@ absl::Status RoundCore::OnCommit(const v1::ChunkHeader& header, std::shared_ptr<
     return absl::OutOfRangeError(absl::StrCat("commit of chunk ", index, " of space ", header.space(),
                                               "; the plan has ", chunks_.size(), " chunks in space ",
                                               layout_->plan().space()));
+  }
+  if (chunks_[index].tail == kNobody) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("commit of chunk ", index, ", which rank ", rank_, " does not hold"));
   }
   const uint64_t elements = layout_->table().range(index).size();
   const v1::Encoding encoding = PullEncoding(layout_->plan().spec());
@@ -407,7 +417,7 @@ void RoundCore::OnInstalled(uint64_t generation, uint64_t chunk, uint64_t versio
     chunks_[chunk].installed = static_cast<int64_t>(version);
     const bool current = async() ? phase_ == Phase::kPulling : version == round_;
     ++(current ? at_current_ : at_next_);
-    if (current && !async() && at_current_ == chunks_.size()) Settle();
+    if (current && !async() && at_current_ == view().size()) Settle();
   }
   Step();
 }
@@ -415,10 +425,10 @@ void RoundCore::OnInstalled(uint64_t generation, uint64_t chunk, uint64_t versio
 bool RoundCore::InPlace(Range range) const {
   if (phase_ != Phase::kComputing) return false;
   if (summing_ > 0) return false;  // of the round before; the gradient that it reads is written after this forward
-  if (async() || at_current_ == chunks_.size() || range.size() == 0) return true;
+  if (async() || at_current_ == view().size() || range.size() == 0) return true;
   const ChunkTable& table = layout_->table();
   for (uint64_t i = table.chunk_at(range.begin); i <= table.chunk_at(range.end - 1); ++i) {
-    if (chunks_[i].installed < static_cast<int64_t>(round_)) return false;
+    if (chunks_[i].tail != kNobody && chunks_[i].installed < static_cast<int64_t>(round_)) return false;
   }
   return true;
 }
@@ -428,7 +438,7 @@ std::string RoundCore::Describe() const {
   if (!layout_) return "no plan yet";
   std::string text = absl::StrCat("job ", layout_->plan().job_id(), " generation ", generation(), " rank ", rank_,
                                   " round ", round_, ": ");
-  const bool on_the_way = phase_ == Phase::kComputing && !async() && at_current_ < chunks_.size();
+  const bool on_the_way = phase_ == Phase::kComputing && !async() && at_current_ < view().size();
   const uint64_t missing = phase_ == Phase::kPulling || on_the_way ? round_ : round_ + 1;
   switch (phase_) {
     case Phase::kStopping:
@@ -452,25 +462,25 @@ std::string RoundCore::Describe() const {
   }
   uint64_t lacking = 0;
   std::string first;
-  for (uint64_t i = 0; i < chunks_.size(); ++i) {
+  for (const uint64_t i : view()) {
     if (async() ? chunks_[i].answered : chunks_[i].installed >= static_cast<int64_t>(missing)) continue;
     if (lacking++ > 0) continue;
     const ServerEnd& server = servers_[chunks_[i].tail];
     first = absl::StrCat("the first is chunk ", i, " from ", server.node.name(), " at ", server.address,
                          up_[chunks_[i].tail] ? "" : ", whose stream is down");
-    const ServerEnd& target = servers_[chunks_[i].primary];
-    if (target.leader) {
-      absl::StrAppend(&first, "; ", target.node.name(), " pushes the host's sum",
-                      up_[chunks_[i].primary] ? "" : ", but the stream to it is down");
+    const uint32_t target = chunks_[i].primary;
+    if (target != kNobody && servers_[target].leader) {
+      absl::StrAppend(&first, "; ", servers_[target].node.name(), " pushes the host's sum",
+                      up_[target] ? "" : ", but the stream to it is down");
     } else if (host_sum_.Gathers(i) && missing > 0) {
       const std::vector<uint32_t> lacks = host_sum_.Missing(i, missing - 1);
       if (!lacks.empty()) absl::StrAppend(&first, "; the host's sum lacks rank ", absl::StrJoin(lacks, ", "));
     }
   }
   if (async()) {
-    return absl::StrCat(text, "waits for the answers of ", lacking, " of ", chunks_.size(), " chunks (", first, ")");
+    return absl::StrCat(text, "waits for the answers of ", lacking, " of ", view().size(), " chunks (", first, ")");
   }
-  return absl::StrCat(text, "waits for ", lacking, " of ", chunks_.size(), " chunks at version ", missing, " (", first,
+  return absl::StrCat(text, "waits for ", lacking, " of ", view().size(), " chunks at version ", missing, " (", first,
                       ")");
 }
 

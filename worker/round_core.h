@@ -1,6 +1,7 @@
 // The rounds of one rank as a state machine: no threads, clock, gRPC or memory. Events go in as method calls, what is
 // to be done comes out through RoundActions. docs/protocol.md states the rules; WorkerJob (worker_job.h) is the shell
-// that runs it in a process, the simulation runs the same code with hashes as values.
+// that runs it in a process, the simulation runs the same code with hashes as values. Of the chunks it knows those of
+// the rank's view, which are all of them where a replica is one rank; it pushes for those that the plan says.
 //
 //   plan -> [stop what is under way] -> streams, subscribe -> every chunk at version r in place
 //        -> evaluate r, where it is due -> compute round r: gradients become ready, are pushed -> report
@@ -121,10 +122,11 @@ struct WorkSum {
   double loss = 0;
   double count = 0;
   double correct = 0;
-  double seconds = 0;         // of computing
-  double wait_seconds = 0;    // training: see RoundReport,
-  double answer_seconds = 0;  // the same
-  double gradient_norm = 0;   // async with clipping: of the mean gradient
+  double seconds = 0;                               // of computing
+  double wait_seconds = 0;                          // training: see RoundReport,
+  double answer_seconds = 0;                        // the same
+  double pipeline_seconds = 0, tensor_seconds = 0;  // the same
+  double gradient_norm = 0;                         // async with clipping: of the mean gradient
 };
 
 // Not thread-safe.
@@ -161,7 +163,7 @@ class RoundCore {
   // contributions leave at once and no gradient is expected: then every chunk must be in place.
   void OnBatch(uint64_t generation, uint64_t round, double count);
   // These elements of the gradient are final; every chunk is in place. Ranges of a round are disjoint and cover the
-  // space by OnComputed.
+  // view by OnComputed.
   void OnGradientReady(uint64_t generation, uint64_t round, Range range);
   void OnComputed(uint64_t generation, uint64_t round, const WorkSum& sum);
   void OnEvaluated(uint64_t generation, uint64_t version, const WorkSum& sum);
@@ -190,8 +192,11 @@ class RoundCore {
   std::string Describe() const;
 
  private:
+  static constexpr uint32_t kNobody = UINT32_MAX;
   struct Chunk {
-    uint32_t primary = 0, tail = 0;  // indices into servers_; primary: who the push goes to, maybe the host leader
+    // Indices into servers_; primary: who the push goes to, maybe the host leader, nobody where this rank does not push
+    // for the chunk; tail: nobody where it is not in the view.
+    uint32_t primary = kNobody, tail = kNobody;
     int64_t installed = -1;
     uint64_t want = 0;     // lowest version not received yet
     uint64_t unready = 0;  // elements of the gradient still to come
@@ -207,6 +212,8 @@ class RoundCore {
   void BeginRound();
   void Advance();
   void Settle();
+  // Chunks that this rank holds.
+  const std::vector<uint64_t>& view() const { return layout_->view(rank_); }
   bool Pushed(const Chunk& chunk) const { return chunk.pushed == round_ + 1; }
   void Issue(uint64_t chunk);
   void SendPush(uint64_t chunk);

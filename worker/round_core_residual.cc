@@ -26,13 +26,14 @@ bool RoundCore::ResidualWanted(const Chunk& chunk, uint64_t version) const {
 // Every chunk is at round_, and nothing of that round has been encoded in this generation.
 void RoundCore::KeepResidual() {
   kept_ = 0;
-  for (const Chunk& chunk : chunks_) {
-    if (!ResidualWanted(chunk, round_)) continue;
+  for (const uint64_t i : view()) {
+    if (!ResidualWanted(chunks_[i], round_)) continue;
     kept_ = round_;
     actions_->KeepResidual(round_);
     break;
   }
-  for (uint64_t i = 0; kept_ > 0 && i < chunks_.size(); ++i) {
+  if (kept_ == 0) return;
+  for (const uint64_t i : view()) {
     if (up_[chunks_[i].tail]) SendResidual(i);
   }
 }

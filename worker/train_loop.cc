@@ -63,6 +63,7 @@ absl::StatusOr<LossSum> TrainLoop::Train(const Work& work) {
   if (count == 0) {
     // Nobody may be ahead of a version: empty contributions too wait until this replica has all of it.
     RETURN_IF_ERROR(rounds_->ParametersNeeded(work, {0, model_->space().size()}));
+    RETURN_IF_ERROR(model_->Meet());
     rounds_->Begin(work, count);  // they leave
     return LossSum();
   }
@@ -81,15 +82,18 @@ absl::StatusOr<LossSum> TrainLoop::Evaluate(const Work& work) {
   const uint64_t rows =
       std::max<uint64_t>(1, MicrobatchSlots(slots, 0, std::max(spec_.parallel().microbatches(), 1u)).size());
   LossSum total;
+  bool met = false;
   for (uint64_t first = samples.begin; first < samples.end; first += rows) {
     if (*work.cancel) return absl::CancelledError("the generation ended");
     const Batch batch = data_->Evaluation({first, std::min(first + rows, samples.end)});
     if (batch.count == 0) continue;
     ASSIGN_OR_RETURN(const LossSum sum, model_->Evaluate(batch, work.cancel));
+    met = true;
     total.loss += sum.loss;
     total.count += sum.count;
     total.correct += sum.correct;
   }
+  if (!met) RETURN_IF_ERROR(model_->Meet());  // nobody says a version evaluated that others do not have
   return total;
 }
 

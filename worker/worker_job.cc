@@ -41,12 +41,19 @@ class PayloadValue : public CommitValue {
   const std::shared_ptr<const MappedRegion> region_;  // where it lies; null: it came in the stream
 };
 
+uint64_t ViewElements(const Layout& layout, uint32_t rank) {
+  uint64_t elements = 0;
+  for (const uint64_t chunk : layout.view(rank)) elements += layout.table().range(chunk).size();
+  return elements;
+}
+
 }  // namespace
 
 WorkerJob::WorkerJob(const WorkerJobOptions& options, std::shared_ptr<const Layout> layout, uint32_t rank)
     : options_(options),
       id_(layout->plan().job_id()),
-      chunk_elements_(layout->plan().chunk_elements()),
+      table_(layout->table()),
+      view_elements_(ViewElements(*layout, rank)),
       clips_alone_(layout->async() && layout->plan().spec().optimizer().clip_norm() > 0),
       encoder_(*layout),
       core_(options.rules, this),
@@ -176,7 +183,7 @@ void WorkerJob::Carry(Orders orders) {
       if (order.residual) {
         encoder_.Restore(order.chunk, value.payload());
       } else {
-        value.PutInPlace(model_.get(), order.version, order.chunk * chunk_elements_);
+        value.PutInPlace(model_.get(), order.version, table_.range(order.chunk).begin);
       }
     }
     absl::MutexLock lock(&mutex_);
@@ -202,7 +209,7 @@ void WorkerJob::PushEncoded(const std::vector<PushOrder>& orders) {
   for (const PushOrder& order : orders) {
     const uint64_t chunk = order.header.chunk();
     if (order.encode) {
-      encoder_.Encode(chunk, order.number, order.header.round(), model_->gradients() + chunk * chunk_elements_);
+      encoder_.Encode(chunk, order.number, order.header.round(), model_->gradients() + table_.range(chunk).begin);
     } else if (const auto bytes = encoder_.Bytes(order.generation, chunk, order.number); bytes.has_value()) {
       client_.Push(order.generation, order.server, order.header, *bytes);
       if (&order != &orders.back()) client_.Flush();  // it travels while the next one is encoded
@@ -222,7 +229,7 @@ void WorkerJob::InstallResidual(uint64_t generation, uint64_t chunk, std::shared
 // ---------------------------------------------------------------- what the core wants
 void WorkerJob::OpenStreams(const std::shared_ptr<const Layout>& layout, const std::vector<ServerEnd>& servers) {
   LOG_INFO("job {} generation {}: rank {} of {}, from version {}, {} servers", id_, layout->generation(), core_.rank(),
-           layout->contributors(), layout->plan().start(), servers.size());
+           layout->ranks(), layout->plan().start(), servers.size());
   times_.Restart(options_.clock->Now());
   for (auto it = members_.begin(); it != members_.end();) {  // of generations that are over
     if (it->second.generation >= layout->generation()) {
@@ -298,7 +305,7 @@ void WorkerJob::KeepResidual(uint64_t version) {
   if (kept_version_ == version) return;  // in an earlier generation, which may have gone on to encode the round
   kept_version_ = version;
   kept_residual_.clear();
-  for (uint64_t i = 0; i < core_.layout()->table().chunks(); ++i) kept_residual_.push_back(encoder_.Residual(i));
+  for (uint64_t i = 0; i < table_.chunks(); ++i) kept_residual_.push_back(encoder_.Residual(i));
 }
 
 void WorkerJob::PushResidual(size_t server, const v1::ChunkHeader& header) {
@@ -386,7 +393,7 @@ absl::Status WorkerJob::ParametersNeeded(const Work& work, Range range) {
 }
 
 void WorkerJob::Begin(const Work& work, double count) {
-  gradients_left_ = count > 0 ? model_->space().size() : 0;
+  gradients_left_ = count > 0 ? view_elements_ : 0;
   Deliver([&](RoundCore& core) { core.OnBatch(work.generation, work.round, count); });
   CallPushHooks(work);
 }

@@ -193,8 +193,9 @@ class WorkerJob : private RoundActions, private Rounds, private PsClient::Events
 
   const WorkerJobOptions options_;
   const std::string id_;
-  const uint64_t chunk_elements_;  // the same in every generation, as
-  const bool clips_alone_;         // async with clipping: each contribution by its own norm
+  const ChunkTable table_;        // the same in every generation, as
+  const uint64_t view_elements_;  // that the rank holds, and
+  const bool clips_alone_;        // async with clipping: each contribution by its own norm
 
   // Set by the train thread before the core sees its first plan, constant until the client has stopped.
   std::shared_ptr<const Dataset> data_;

@@ -30,7 +30,7 @@ absl::Status WorkerJob::AddMember(const v1::StreamHello& hello, std::shared_ptr<
   }
   if (hello.generation() == layout.generation()) {
     const uint32_t rank = hello.contributor();
-    const bool member = rank < layout.contributors() && rank != rank_ && layout.host_sum(rank).first == rank_ &&
+    const bool member = rank < layout.ranks() && rank != rank_ && layout.host_sum(rank).first == rank_ &&
                         SameNode(layout.plan().ranks(static_cast<int>(rank)).node(), hello.node());
     if (!member) {
       return absl::PermissionDeniedError(absl::StrCat("job ", id_, " generation ", hello.generation(), ": ",
@@ -102,8 +102,7 @@ void WorkerJob::SumOnHost(HostSum sum) { sums_.push_back(std::move(sum)); }
 
 WorkerJob::MadeSum WorkerJob::MakeSum(const HostSum& sum) const {
   // The chunks are the same in every generation.
-  const uint64_t begin = sum.chunk * chunk_elements_;
-  const uint64_t elements = std::min(chunk_elements_, model_->space().size() - begin);
+  const uint64_t begin = table_.range(sum.chunk).begin, elements = table_.range(sum.chunk).size();
   SumTree tree(elements, sum_pool_);
   tree.Reset(sum.span.count);
   uint32_t present = 0, lone = 0;

@@ -90,7 +90,7 @@ TEST_P(JobTimesTest, AddUpToTheRoundsAndNameTheSlowReplica) {
     if (record.round() < kFirst) continue;
     ++rounds;
     wall += record.seconds();
-    for (const v1::ReplicaTime& time : record.times()) {
+    for (const v1::RankTime& time : record.times()) {
       Sum& sum = sums[time.contributor()];
       sum.compute += time.compute();
       sum.exposed += time.exposed();

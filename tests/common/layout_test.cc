@@ -3,12 +3,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
 #include <numeric>
 #include <random>
 #include <string>
 
 #include "common/job_spec.h"
+#include "tests/common/model_specs.h"
 
 namespace sluice {
 namespace {
@@ -103,7 +105,7 @@ TEST(LayoutTest, EveryElementIsOwnedExactlyOnce) {
       next = range.end;
     }
     ASSERT_EQ(next, size);
-    for (uint32_t k = 0; k < shards; ++k) ASSERT_EQ(count[k], table.chunks_of(k)) << "shard " << k;
+    for (uint32_t k = 0; k < shards; ++k) ASSERT_EQ(count[k], table.chunks_of(k).size()) << "shard " << k;
   }
 }
 
@@ -164,7 +166,7 @@ TEST(LayoutTest, ThePlanSaysWhoHoldsWhat) {
   EXPECT_EQ(l.table().chunks(), 3u);
   EXPECT_EQ(l.generation(), 4u);
   EXPECT_EQ(l.rounds(), 25u);
-  EXPECT_EQ(l.contributors(), 2u);
+  EXPECT_EQ(l.ranks(), 2u);
   EXPECT_EQ(l.replicas(), 2u);
   v1::NodeId node;
   node.set_name("worker-1");
@@ -179,6 +181,79 @@ TEST(LayoutTest, ThePlanSaysWhoHoldsWhat) {
   EXPECT_FALSE(l.IsMember(99, node));
   EXPECT_TRUE(SameNode(l.primary(1).node(), node));
   EXPECT_TRUE(SameNode(l.tail(1).node(), node));
+}
+
+// Chunks lie within a stripe and a segment; ranks hold and push for whole chunks; slots and ranks are one to one; each
+// replica's samples count once.
+TEST(LayoutTest, RanksOfAMeshHoldAndPushForWholeChunks) {
+  for (uint32_t seed = 1; seed <= 200; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    std::mt19937 random(seed);
+    const uint32_t tensor = 1u << random() % 3, pipeline = random() % 3 + 1;
+    v1::Plan plan = MakePlan();
+    v1::JobSpec* spec = plan.mutable_spec();
+    *spec->mutable_model() = GptSpec(pipeline + random() % 2, 4, 8, 5, 13 + random() % 5);
+    v1::ParallelSpec* parallel = spec->mutable_parallel();
+    parallel->set_data(random() % 3 + 1);
+    parallel->set_tensor(tensor);
+    parallel->set_pipeline(pipeline);
+    parallel->set_sequence_parallel(tensor > 1 && random() % 2 == 0);
+    plan.set_chunk_elements(random() % 4 == 0 ? 1u << 20 : random() % 300 + 1);
+    plan.set_norm_block(random() % 2 == 0 ? plan.chunk_elements() : random() % 300 + 1);
+    const Mesh mesh = MeshOf(*parallel);
+    plan.clear_ranks();
+    for (uint32_t i = 0; i < mesh.ranks(); ++i) {
+      v1::Rank* rank = plan.add_ranks();
+      rank->set_data(mesh.place(i).data);
+      rank->set_pipeline(mesh.place(i).stage);
+      rank->set_tensor(mesh.place(i).tensor);
+      rank->mutable_node()->set_name("worker-" + std::to_string(i));
+    }
+    plan.set_hash(PlanHash(plan));
+    const auto made = Layout::Make(plan);
+    ASSERT_TRUE(made.ok()) << made.status();
+    const Layout& layout = **made;
+    const auto segments = SegmentsOf(spec->model(), layout.space(), mesh);
+    uint64_t next = 0;
+    for (uint64_t c = 0; c < layout.table().chunks(); ++c) {
+      const Range range = layout.table().range(c);
+      ASSERT_EQ(range.begin, next);
+      ASSERT_GT(range.end, range.begin);
+      ASSERT_EQ(range.begin / plan.chunk_elements(), (range.end - 1) / plan.chunk_elements());
+      ASSERT_EQ(layout.table().shard(c), range.begin / plan.chunk_elements() % plan.shards());
+      next = range.end;
+      const auto segment =
+          std::find_if(segments.begin(), segments.end(), [&](const Segment& s) { return range.begin < s.range.end; });
+      ASSERT_LE(range.end, segment->range.end);
+      ASSERT_EQ(layout.contributors(c), mesh.data * segment->contributors.size());
+      uint32_t counted = 0;
+      for (uint32_t slot = 0; slot < layout.contributors(c); ++slot) {
+        const uint32_t rank = layout.rank_of_slot(c, slot);
+        ASSERT_EQ(layout.slot(c, rank), slot);
+        const auto& view = layout.view(rank);
+        ASSERT_TRUE(std::binary_search(view.begin(), view.end(), c)) << "rank " << rank << " pushes what it lacks";
+        counted += layout.counts(c, slot);
+      }
+      ASSERT_EQ(counted, mesh.data);
+    }
+    ASSERT_EQ(next, layout.space().size());
+    uint32_t telling = 0;
+    for (uint32_t i = 0; i < mesh.ranks(); ++i) {
+      const Mesh::Place place = mesh.place(i);
+      telling += layout.tells_loss(i);
+      uint64_t held = 0, pushed = 0;
+      for (const uint64_t c : layout.view(i)) {
+        held += layout.table().range(c).size();
+        pushed += layout.slot(c, i).has_value();
+      }
+      for (const Range& range : ViewOf(spec->model(), layout.space(), mesh, place.stage, place.tensor)) {
+        held -= range.size();
+      }
+      ASSERT_EQ(held, 0u) << "rank " << i;
+      ASSERT_GT(pushed, 0u);
+    }
+    ASSERT_EQ(telling, mesh.data);
+  }
 }
 
 TEST(LayoutTest, WhichVersionsAreWrittenAndEvaluated) {
@@ -238,8 +313,10 @@ TEST(LayoutTest, WrongPlansAreRefusedWithTheReason) {
   EXPECT_THAT(error([](v1::Plan* p) { p->set_discipline(v1::Plan::STREAM); }), HasSubstr("needs VERDICT"));
   EXPECT_THAT(error([](v1::Plan* p) { p->clear_discipline(); }), HasSubstr("discipline is 0"));
   EXPECT_THAT(error([](v1::Plan* p) { p->mutable_ranks()->RemoveLast(); }), HasSubstr("found 1"));
-  EXPECT_THAT(error([](v1::Plan* p) { p->mutable_ranks(1)->set_data(0); }), HasSubstr("repeats the coordinates"));
-  EXPECT_THAT(error([](v1::Plan* p) { p->mutable_ranks(1)->set_data(2); }), HasSubstr("outside the mesh"));
+  EXPECT_THAT(error([](v1::Plan* p) { p->mutable_ranks(1)->set_data(0); }),
+              HasSubstr("rank 1 has the coordinates (0, 0, 0), expected (1, 0, 0)"));
+  EXPECT_THAT(error([](v1::Plan* p) { p->mutable_ranks(1)->set_data(2); }),
+              HasSubstr("rank 1 has the coordinates (2, 0, 0)"));
   EXPECT_THAT(error([](v1::Plan* p) { *p->mutable_ranks(1)->mutable_node() = p->ranks(0).node(); }),
               HasSubstr("holds another rank"));
   EXPECT_THAT(error([](v1::Plan* p) { p->set_shards(4); }), HasSubstr("4 shards and 3 chains"));
@@ -259,8 +336,8 @@ TEST(LayoutTest, WrongPlansAreRefusedWithTheReason) {
 TEST(LayoutTest, MoreShardsThanChunksAreLegal) {
   const auto layout = Layout::Make(MakePlan(1, 16));
   ASSERT_TRUE(layout.ok()) << layout.status();
-  EXPECT_EQ((*layout)->table().chunks_of(2), 1u);
-  EXPECT_EQ((*layout)->table().chunks_of(3), 0u);
+  EXPECT_EQ((*layout)->table().chunks_of(2).size(), 1u);
+  EXPECT_EQ((*layout)->table().chunks_of(3).size(), 0u);
 }
 
 }  // namespace

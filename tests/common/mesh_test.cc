@@ -209,8 +209,9 @@ TEST(MeshTest, ExampleOfTwoStagesOfTwoTensorRanks) {
   EXPECT_EQ(segments[0], (Segment{{0, wte}, {0}})) << "positions: the first stage";
   EXPECT_EQ(segments[1], (Segment{{wte, wte + 3 * 4}, {0, 2}})) << "3 of 5 rows of the embedding, which is the head";
   EXPECT_EQ(segments[2], (Segment{{wte + 3 * 4, layer}, {1, 3}}));
-  EXPECT_EQ(segments[3], (Segment{{layer, q + 2 * 4}, {0}})) << "what is not cut, and the first half of q";
-  EXPECT_EQ(segments[4], (Segment{{q + 2 * 4, q + 4 * 4}, {1}}));
+  EXPECT_EQ(segments[3], (Segment{{layer, q}, {0}})) << "what is not cut: both hold it, the first one pushes";
+  EXPECT_EQ(segments[4], (Segment{{q, q + 2 * 4}, {0}})) << "the first half of q";
+  EXPECT_EQ(segments[5], (Segment{{q + 2 * 4, q + 4 * 4}, {1}}));
   EXPECT_EQ(segments.back(), (Segment{{space.Find("ln_f.weight")->offset, space.size()}, {2}}));
   const auto partial = SegmentsOf(model, space, {.pipeline = 2, .tensor = 2, .sequence_parallel = true});
   EXPECT_EQ(partial[0], (Segment{{0, wte}, {0, 1}}));
@@ -249,23 +250,31 @@ TEST(MeshTest, RandomMeshes) {
     }
     uint64_t end = 0;
     const std::vector<Segment> segments = SegmentsOf(model, space, mesh);
-    for (size_t k = 0; k < segments.size(); ++k) {
-      const Segment& segment = segments[k];
+    std::pair<std::vector<uint32_t>, std::vector<uint32_t>> before;  // contributors, holders
+    for (const Segment& segment : segments) {
       ASSERT_EQ(segment.range.begin, end);
       ASSERT_GT(segment.range.size(), 0u);
       end = segment.range.end;
-      ASSERT_TRUE(k == 0 || segments[k - 1].contributors != segment.contributors) << "not maximal";
       ASSERT_TRUE(std::is_sorted(segment.contributors.begin(), segment.contributors.end()));
       std::set<uint32_t> stages;
+      std::vector<uint32_t> holders;
       for (const uint32_t r : segment.contributors) {
         ASSERT_TRUE(Holds(views[r], segment.range));
         stages.insert(mesh.place(r).stage);
       }
       for (uint32_t r = 0; r < mesh.ranks_of_replica(); ++r) {
-        if (Holds(views[r], segment.range)) {
-          ASSERT_TRUE(stages.contains(mesh.place(r).stage));
+        if (!Holds(views[r], segment.range)) {
+          for (const Range& held : views[r]) {
+            ASSERT_TRUE(held.end <= segment.range.begin || segment.range.end <= held.begin) << "holds a part of it";
+          }
+          continue;
         }
+        ASSERT_TRUE(stages.contains(mesh.place(r).stage));
+        holders.push_back(r);
       }
+      std::pair<std::vector<uint32_t>, std::vector<uint32_t>> present(segment.contributors, holders);
+      ASSERT_NE(before, present) << "not maximal";
+      before = std::move(present);
       ASSERT_LE(stages.size(), 2u);
     }
     ASSERT_EQ(end, space.size());

@@ -321,6 +321,48 @@ TEST_P(TransportTest, SlowReaderHoldsTheSenderBack) {
   EXPECT_EQ(stream->queued_bytes(), 0u);
 }
 
+// What takes another's place in the queue: the last one arrives, never an older one after a newer one.
+TEST_P(TransportTest, LatestMessagesTakeEachOthersPlace) {
+  absl::Notification reading, go_on;
+  net_->parameter.make = [&](const std::shared_ptr<ByteStream>&) {
+    return std::make_shared<Recorder>([&](const std::string&) {
+      if (!reading.HasBeenNotified()) reading.Notify();
+      go_on.WaitForNotification();
+    });
+  };
+  auto client = std::make_shared<Recorder>();
+  auto stream = Open(client);
+  constexpr size_t kBig = 32, kBytes = 1 << 20;
+  constexpr int kLatest = 100;
+  for (size_t i = 0; i < kBig; ++i) stream->Write(Message(std::string(kBytes, 'x')));
+  ASSERT_TRUE(reading.WaitForNotificationWithTimeout(kDeadline));
+  for (int i = 1; i <= kLatest; ++i) {
+    stream->WriteLatest(Message(absl::StrCat(i)));
+    if (i == kLatest / 2) stream->Write(Message("between"));
+  }
+  EXPECT_LE(stream->queued_bytes(), kBig * kBytes + 7 + 3 * kLatest);
+  stream->Close(absl::OkStatus());
+  go_on.Notify();
+  const auto accepted = net_->parameter.Await();
+  EXPECT_EQ(accepted.recorder->AwaitClosed(), absl::OkStatus());
+  EXPECT_EQ(client->AwaitClosed(), absl::OkStatus());
+  int last = 0, between = 0;
+  const std::vector<std::string> texts = accepted.recorder->texts();
+  for (const std::string& text : texts) {
+    if (text.size() == kBytes) continue;
+    if (text == "between") {
+      ++between;
+      continue;
+    }
+    EXPECT_GT(std::stoi(text), last);
+    last = std::stoi(text);
+  }
+  EXPECT_EQ(last, kLatest);
+  EXPECT_EQ(between, 1);
+  if (std::string(GetParam().name) == "Grpc")
+    EXPECT_EQ(texts.size(), kBig + 2) << "they waited behind big ones and were one";
+}
+
 TEST_P(TransportTest, ClosingDoesNotWaitForAStuckPeer) {
   absl::Notification reading, go_on;
   net_->parameter.make = [&](const std::shared_ptr<ByteStream>&) {

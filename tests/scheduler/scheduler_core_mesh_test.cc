@@ -214,7 +214,7 @@ TEST_F(CoreMesh, StatusHasEachRanksTimes) {
     record.set_round(round);
     record.set_count(4);
     for (uint32_t rank = 0; rank < 2; ++rank) {
-      v1::ReplicaTime& time = *record.add_times();
+      v1::RankTime& time = *record.add_times();
       time.set_contributor(rank);
       time.set_compute(static_cast<float>(1 + rank));
       time.set_exposed(static_cast<float>(round));

@@ -181,7 +181,7 @@ class SchedulerNodeTest : public testing::Test {
     const ChunkTable table(23, plan.chunk_elements(), plan.shards());
     for (uint32_t shard = 0; shard < plan.shards(); ++shard) {
       std::vector<ShardFileWriter::Piece> pieces;
-      for (uint64_t c = shard; c < table.chunks(); c += plan.shards()) {
+      for (const uint64_t c : table.chunks_of(shard)) {
         for (const char* slot : {"value", "m", "v"})
           pieces.push_back({slot, table.range(c).begin, table.range(c).size()});
       }

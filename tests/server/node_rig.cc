@@ -288,7 +288,7 @@ v1::ChunkHeader NodeRigHeader(const Layout& layout, uint64_t round, uint32_t con
 
 WorkersEnd::WorkersEnd(NodeRig* rig, std::shared_ptr<const Layout> layout, uint64_t seed)
     : rig_(rig), layout_(std::move(layout)), random_(seed) {
-  for (uint32_t c = 0; c < layout_->contributors(); ++c) {
+  for (uint32_t c = 0; c < layout_->ranks(); ++c) {
     auto& streams = streams_.emplace_back();
     for (uint64_t chunk = 0; chunk < layout_->table().chunks(); ++chunk) {
       const std::string server = ServerOf(chunk);
@@ -327,7 +327,7 @@ void WorkersEnd::Push(uint64_t round, const std::function<bool(uint32_t, uint64_
   std::vector<Frame> frames;
   std::vector<uint64_t> chunks(layout_->table().chunks());
   std::iota(chunks.begin(), chunks.end(), 0);
-  for (uint32_t c = 0; c < layout_->contributors(); ++c) {
+  for (uint32_t c = 0; c < layout_->ranks(); ++c) {
     const double count = Count(round, c);
     std::shuffle(chunks.begin(), chunks.end(), random);
     std::map<StreamEnd*, Frame> open;
@@ -366,7 +366,7 @@ void WorkersEnd::Push(uint64_t round, const std::function<bool(uint32_t, uint64_
 
 bool WorkersEnd::Train(uint64_t from, uint64_t to) {
   for (uint64_t round = from; round <= to; ++round) {
-    for (uint32_t c = 0; c < layout_->contributors(); ++c) {
+    for (uint32_t c = 0; c < layout_->ranks(); ++c) {
       for (uint64_t chunk = 0; chunk < layout_->table().chunks(); ++chunk) {
         if (stream(c, chunk).AwaitValue(chunk, round)) continue;
         ADD_FAILURE() << "chunk " << chunk << " version " << round << " did not come to contributor " << c;

@@ -47,13 +47,13 @@ RoundTally Tally(std::shared_ptr<const Layout> layout, const std::vector<float>&
     norm.set_shard(s);
     norm.set_finite(true);
     norm.set_count(count);
-    for (uint64_t c = s; c < layout->table().chunks(); c += layout->table().shards()) {
+    for (const uint64_t c : layout->table().chunks_of(s)) {
       Measure(*layout, c, gradient, &norm);
     }
     EXPECT_TRUE(tally.AddNorm(norm).ok());
   }
-  for (uint32_t c = 0; c < layout->contributors(); ++c) {
-    EXPECT_TRUE(tally.AddReport(Report(c, 1.5, count / layout->contributors())).ok());
+  for (uint32_t c = 0; c < layout->ranks(); ++c) {
+    EXPECT_TRUE(tally.AddReport(Report(c, 1.5, count / layout->ranks())).ok());
   }
   EXPECT_TRUE(tally.norms_complete());
   EXPECT_TRUE(tally.reports_complete());

@@ -177,7 +177,7 @@ void SimServer::DiscardSum(uint64_t chunk) {
 }
 
 void SimServer::FinishSum(uint64_t chunk, uint64_t generation, uint64_t round) {
-  OnLane(chunk, [this, chunk, generation, round, contributors = core_.layout()->contributors()](Data* d) {
+  OnLane(chunk, [this, chunk, generation, round, contributors = core_.layout()->contributors(chunk)](Data* d) {
     SumResult result;
     const uint64_t hash = HashOf(*d, contributors);
     for (const auto& [contributor, c] : d->sum) {
@@ -200,7 +200,7 @@ void SimServer::Apply(uint64_t chunk, const v1::Verdict& verdict, bool skip_nonf
   const uint64_t timeline = core_.layout()->plan().timeline();
   if (core_.layout()->plan().discipline() == v1::Plan::VERDICT) cluster_->SawVerdict(timeline, verdict);
   OnLane(chunk,
-         [this, chunk, verdict, skip_nonfinite, timeline, contributors = core_.layout()->contributors()](Data* d) {
+         [this, chunk, verdict, skip_nonfinite, timeline, contributors = core_.layout()->contributors(chunk)](Data* d) {
            const uint64_t sum = HashOf(*d, contributors);
            bool finite = true;
            for (const auto& [contributor, c] : d->sum) finite &= c.finite;
@@ -276,7 +276,7 @@ void SimServer::Snapshot(uint32_t shard, uint64_t chunk, uint64_t timeline, uint
       open.seen[chunk] = d->seen;
       open.cuts[chunk] = cut;
     }
-    if (open.values.size() < core_.layout()->table().chunks_of(shard)) return;
+    if (open.values.size() < core_.layout()->table().chunks_of(shard).size()) return;
     v1::NodeMessage message;
     v1::SnapshotDone* done = message.mutable_snapshot_done();
     done->set_job_id("sim-1");

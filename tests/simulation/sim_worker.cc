@@ -231,7 +231,7 @@ double SimWorker::Count(uint64_t round) const {
 
 double SimWorker::CountOf(uint64_t round, uint32_t rank) const {
   // Ragged: some ranks have nothing in some rounds.
-  if (layout_->contributors() > 1 && Mix(round, rank, 5) % 7 == 0) return 0;
+  if (layout_->ranks() > 1 && Mix(round, rank, 5) % 7 == 0) return 0;
   return 1 + static_cast<double>(Mix(round, rank, 6) % 5);
 }
 

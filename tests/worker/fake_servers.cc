@@ -92,7 +92,7 @@ bool FakeServers::AwaitReports(v1::RoundReport::Kind kind, uint64_t round, absl:
                                double* count) {
   absl::MutexLock lock(&mutex_);
   const auto ready = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return reports_[{kind, round}].size() == layout_->contributors();
+    return reports_[{kind, round}].size() == layout_->ranks();
   };
   if (!mutex_.AwaitWithTimeout(absl::Condition(&ready), patience)) return false;
   *loss = *count = 0;
@@ -173,7 +173,7 @@ void FakeServers::OnPush(const v1::ChunkHeader& header, const Payload& payload) 
                             range.begin + i, " is ", values[i]);
     }
   }
-  if (chunk.contributors.size() < layout_->contributors()) return;
+  if (chunk.contributors.size() < layout_->ranks()) return;
   chunk.contributors.clear();
   ++chunk.version;
 }

@@ -74,6 +74,9 @@ class Model {
                                                   const GradientSink& ready, const std::atomic<bool>* cancel) = 0;
   // Without dropout, as NextLogits.
   virtual absl::StatusOr<LossSum> Evaluate(const Batch& batch, const std::atomic<bool>* cancel) = 0;
+  // In place of a pass that has nothing to compute: returns when all ranks of the replica have called it, as they would
+  // have waited for each other in the pass.
+  virtual absl::Status Meet() { return absl::OkStatus(); }
   // Whole token models: logits of the last position, [vocabulary]. UNIMPLEMENTED for others.
   virtual absl::StatusOr<std::vector<float>> NextLogits(const std::vector<int32_t>& tokens) = 0;
 };

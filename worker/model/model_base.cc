@@ -149,6 +149,13 @@ absl::StatusOr<LossSum> ModelBase::Evaluate(const Batch& batch, const std::atomi
   return EndPass(Forward(0, batch, false, cancel));
 }
 
+absl::Status ModelBase::Meet() {
+  for (PeerGroup* const ranks : {part_.tensor, part_.stages}) {
+    if (ranks != nullptr) RETURN_IF_ERROR(Collectives(ranks).Barrier());
+  }
+  return absl::OkStatus();
+}
+
 void ModelBase::BeginPass(const ParameterGate* needed) {
   static constexpr double kZeros[3] = {0, 0, 0};
   backend_->Upload(*compute_, kZeros, sums_.get(), 0, sizeof(kZeros));

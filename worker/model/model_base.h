@@ -73,6 +73,7 @@ class ModelBase : public Model {
   absl::StatusOr<LossSum> ForwardBackward(const std::vector<Batch>& microbatches, const ParameterGate& needed,
                                           const GradientSink& ready, const std::atomic<bool>* cancel) override;
   absl::StatusOr<LossSum> Evaluate(const Batch& batch, const std::atomic<bool>* cancel) override;
+  absl::Status Meet() override;
   // Any thread, also during a pass (whose own parameters it does not change where the device has memory of its own).
   void ParametersChanged(Range range) override ABSL_LOCKS_EXCLUDED(mutex_);
 
