@@ -91,7 +91,9 @@ absl::Status WorkTogether(const RoundJob& job, uint32_t number, const Pipes& pip
   options.shared_memory = job.shared_memory;
   options.send = [](const v1::NodeMessage& message) { LOG_ERROR("the worker says: {}", message.ShortDebugString()); };
   options.open_dataset = [&job](const v1::JobSpec&) { return MakeRoundData(job); };
-  options.make_model = [&](const v1::JobSpec& spec) { return MakeRoundModel(job, spec.model(), backend.get()); };
+  options.make_model = [&](const v1::JobSpec& spec, const ModelPart&) {
+    return MakeRoundModel(job, spec.model(), backend.get());
+  };
   WorkerJob worker(options, layout, number);
   std::thread thread([&worker] { worker.Run(); });
   AnswerCpu(pipes);

@@ -40,6 +40,7 @@ class ChunkTable {
   ChunkTable(uint64_t parameters, uint64_t stripe_elements, uint32_t shards, const std::vector<Segment>& segments = {});
 
   uint64_t chunks() const { return begins_.size() - 1; }
+  uint64_t stripes() const { return parameters() / stripe_ + (parameters() % stripe_ > 0); }
   uint32_t shards() const { return static_cast<uint32_t>(of_shard_.size()); }
   uint64_t parameters() const { return begins_.back(); }
   Range range(uint64_t chunk) const { return {begins_[chunk], begins_[chunk + 1]}; }

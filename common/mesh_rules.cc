@@ -113,13 +113,4 @@ std::string IdleStages(const v1::JobSpec& spec) {
                       " (docs/parallel.md)");
 }
 
-absl::Status CheckMeshRuns(const v1::JobSpec& spec) {
-  const Mesh mesh = MeshOf(spec.parallel());
-  if (mesh.ranks_of_replica() == 1) return absl::OkStatus();
-  const bool tensor = mesh.tensor > 1;
-  return absl::InvalidArgumentError(
-      absl::StrCat(tensor ? "parallel.tensor: " : "parallel.pipeline: ", tensor ? mesh.tensor : mesh.pipeline,
-                   " is not supported by this version yet; set it to 1 or leave it out"));
-}
-
 }  // namespace sluice

@@ -27,9 +27,6 @@ std::string TooFewWorkers(const v1::ModelSpec& model, const Mesh& mesh, uint64_t
 // valid.
 std::string IdleStages(const v1::JobSpec& spec);
 
-// Whether workers can run the job's mesh as yet. INVALID_ARGUMENT. `spec`: valid.
-absl::Status CheckMeshRuns(const v1::JobSpec& spec);
-
 }  // namespace sluice
 
 #endif  // SLUICE_COMMON_MESH_RULES_H_

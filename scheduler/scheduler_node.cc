@@ -8,7 +8,6 @@
 #include "common/frame.h"
 #include "common/job_spec.h"
 #include "common/log.h"
-#include "common/mesh_rules.h"
 #include "common/status_macros.h"
 
 namespace sluice {
@@ -412,7 +411,6 @@ absl::StatusOr<v1::SubmitJobResponse> SchedulerNode::Submit(v1::SubmitJobRequest
   }
   if (!known) {
     ASSIGN_OR_RETURN(resume, ReadResume(&request));
-    RETURN_IF_ERROR(CheckMeshRuns(request.spec()));  // the one place where jobs on meshes are held back
   }
   absl::MutexLock lock(&mutex_);
   RETURN_IF_ERROR(Usable());

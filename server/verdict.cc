@@ -16,7 +16,7 @@ absl::Status RoundTally::AddNorm(const v1::NormReport& report) {
     return absl::InvalidArgumentError(
         absl::StrCat("norm report of shard ", report.shard(), " of ", layout_->plan().shards()));
   }
-  if (report.shard() >= layout_->table().chunks()) {
+  if (layout_->table().chunks_of(report.shard()).empty()) {
     return absl::InvalidArgumentError(absl::StrCat("norm report of shard ", report.shard(), ", which has no chunks"));
   }
   const uint64_t parameters = layout_->space().size(), blocks = layout_->norm_blocks().chunks();

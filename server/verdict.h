@@ -31,9 +31,9 @@ class RoundTally {
 
   // Of every shard that has chunks.
   bool norms_complete() const {
-    return norms_.size() == std::min<uint64_t>(layout_->plan().shards(), layout_->table().chunks());
+    return norms_.size() == std::min<uint64_t>(layout_->plan().shards(), layout_->table().stripes());
   }
-  bool reports_complete() const { return reports_.size() == layout_->replicas(); }
+  bool reports_complete() const { return reports_.size() == layout_->ranks(); }
 
   // Both complete. gradient_norm = sqrt(sum over norm blocks, in block order) / count; clipping by min(1, clip / norm).
   // FAILED_PRECONDITION where shards disagree on the count or norm blocks are missing (a fault of our own).

@@ -55,24 +55,65 @@ WorkerJob::WorkerJob(const WorkerJobOptions& options, std::shared_ptr<const Layo
       table_(layout->table()),
       view_elements_(ViewElements(*layout, rank)),
       clips_alone_(layout->async() && layout->plan().spec().optimizer().clip_norm() > 0),
+      place_(layout->mesh().place(rank)),
       encoder_(*layout),
       core_(options.rules, this),
       layout_(std::move(layout)),
       rank_(rank),
-      mail_(std::make_shared<PeerMail>(PeerMailOptions{.job_id = id_,
-                                                       .node = options.node,
-                                                       .transport = options.transport,
-                                                       .shared_memory = options.shared_memory},
-                                       *layout_, rank)),
+      mail_(std::make_shared<PeerMail>(MailOptions(), *layout_, rank)),
       client_({.job_id = id_,
                .node = options.node,
                .transport = options.transport,
                .residuals = ErrorFeedback(layout_->plan().spec()) && !layout_->async()},
-              this) {}
+              this) {
+  const Mesh& mesh = layout_->mesh();
+  if (mesh.tensor > 1) tensor_.emplace(mail_->tensor(), options.clock);
+  if (mesh.pipeline > 1) stages_.emplace(mail_->stages(), options.clock);
+}
 
 WorkerJob::~WorkerJob() {
   mail_->Stop();
   client_.Stop();
+}
+
+PeerMailOptions WorkerJob::MailOptions() {
+  PeerMailOptions mail;
+  mail.job_id = id_;
+  mail.node = options_.node;
+  mail.transport = options_.transport;
+  mail.shared_memory = options_.shared_memory;
+  mail.on_unreachable = [this](uint64_t generation, const MailPeer& peer, const absl::Status& status) {
+    OnPeerUnreachable(generation, peer, status);
+  };
+  mail.on_refused = [this](uint64_t generation, const MailPeer& peer, const absl::Status& status) {
+    OnPeerRefused(generation, peer, status);
+  };
+  return mail;
+}
+
+bool WorkerJob::SamePart(const Layout& layout, uint32_t rank) const {
+  const Mesh::Place place = layout.mesh().place(rank);
+  return place.stage == place_.stage && place.tensor == place_.tensor;
+}
+
+ModelPart WorkerJob::Part() {
+  absl::MutexLock lock(&mutex_);
+  const v1::JobSpec& spec = layout_->plan().spec();
+  ModelPart part{
+      .mesh = layout_->mesh(), .place = place_, .recompute = spec.train().recompute(), .seed = spec.train().seed()};
+  switch (spec.parallel().schedule()) {
+    case v1::ParallelSpec::GPIPE:
+      part.schedule = PipelineSchedule::kGPipe;
+      break;
+    case v1::ParallelSpec::SEQUENTIAL:
+      part.schedule = PipelineSchedule::kSequential;
+      break;
+    default:
+      part.schedule = PipelineSchedule::kOneForwardOneBackward;
+  }
+  part.tensor = tensor_.has_value() ? &*tensor_ : nullptr;
+  part.stages = stages_.has_value() ? &*stages_ : nullptr;
+  return part;
 }
 
 // ---------------------------------------------------------------- life
@@ -84,6 +125,7 @@ void WorkerJob::Run() {
     mutex_.Await(absl::Condition(&ended_));
   }
   client_.Stop();  // no commit is being installed after this
+  mail_->Stop();
   {
     absl::MutexLock lock(&mutex_);
     const auto made = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return core_.summing() == 0; };
@@ -104,7 +146,7 @@ absl::Status WorkerJob::OpenAndTrain() {
     parameters = layout_->space().size();
   }
   ASSIGN_OR_RETURN(data_, options_.open_dataset(spec));
-  ASSIGN_OR_RETURN(model_, options_.make_model(spec));
+  ASSIGN_OR_RETURN(model_, options_.make_model(spec, Part()));
   CHECK(model_->space().size() == parameters, "the model has {} parameters, the plan {}", model_->space().size(),
         parameters);
   Deliver([this](RoundCore& core) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
@@ -244,11 +286,13 @@ void WorkerJob::OpenStreams(const std::shared_ptr<const Layout>& layout, const s
     sharing.pushes = model_->gradient_region();
     sharing.commits = !layout->async();
   }
+  mail_->Begin(layout, core_.rank());
   client_.Open(layout->generation(), core_.rank(), servers, sharing);
 }
 
 void WorkerJob::CloseStreams() {
   client_.Close();
+  mail_->End();
   made_.clear();
 }
 
@@ -358,7 +402,10 @@ void WorkerJob::SetWork(Work::Kind kind, uint64_t generation, uint64_t round) {
   }
 }
 
-void WorkerJob::CancelWork() { cancel_ = true; }
+void WorkerJob::CancelWork() {
+  cancel_ = true;
+  mail_->Cancel();
+}
 
 // ---------------------------------------------------------------- what the train loop says
 Work WorkerJob::Next() {
@@ -374,6 +421,7 @@ Work WorkerJob::Next() {
   if (ended_) return Work();
   const Work work = *work_;
   work_.reset();
+  mail_->StartRound(work.generation, work.round);
   times_.Waited(from, options_.clock->Now(), work.round, /*in_work=*/false);
   return work;
 }
@@ -407,11 +455,14 @@ void WorkerJob::GradientReady(const Work& work, Range range) {
 
 void WorkerJob::Done(const Work& work, const LossSum& sum, double seconds) {
   WorkSum done{.loss = sum.loss, .count = sum.count, .correct = sum.correct, .seconds = seconds};
+  if (stages_.has_value()) done.pipeline_seconds = absl::ToDoubleSeconds(stages_->TakeWaited());
+  if (tensor_.has_value()) done.tensor_seconds = absl::ToDoubleSeconds(tensor_->TakeWaited());
   if (clips_alone_ && work.kind == Work::kTrain) done.gradient_norm = GradientNorm(sum.count);
   Deliver([&](RoundCore& core) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (work.kind == Work::kTrain) {
       const RoundClock::Times times = times_.Computed();
-      done.seconds = std::max(0.0, seconds - absl::ToDoubleSeconds(times.wait_in_work));
+      const double waited = absl::ToDoubleSeconds(times.wait_in_work) + done.pipeline_seconds + done.tensor_seconds;
+      done.seconds = std::max(0.0, seconds - waited);
       done.wait_seconds = absl::ToDoubleSeconds(times.wait);
       done.answer_seconds = absl::ToDoubleSeconds(times.answer);
       core.OnComputed(work.generation, work.round, done);
@@ -495,19 +546,46 @@ void WorkerJob::OnPushesTaken() {
 
 void WorkerJob::OnUnreachable(uint64_t generation, size_t server, const absl::Status& status) {
   if (IsLeader(generation, server)) return HostSumFailed(options_.node, status);
-  v1::NodeMessage message;
+  v1::NodeId node;
   {
     absl::MutexLock lock(&mutex_);
     if (ended_ || generation != core_.generation() || server >= core_.servers().size()) return;
-    v1::PeerAccusation* accusation = message.mutable_accusation();
-    accusation->set_job_id(id_);
-    accusation->set_generation(generation);
-    *accusation->mutable_peer() = core_.servers()[server].node;
-    accusation->set_message(status.ToString());
-    LOG_WARN("job {} generation {}: server {} at {} cannot be reached: {}", id_, generation,
-             core_.servers()[server].node.name(), core_.servers()[server].address, status.ToString());
+    node = core_.servers()[server].node;
+    LOG_WARN("job {} generation {}: server {} at {} cannot be reached: {}", id_, generation, node.name(),
+             core_.servers()[server].address, status.ToString());
   }
+  Accuse(generation, node, status);
+}
+
+void WorkerJob::Accuse(uint64_t generation, const v1::NodeId& node, const absl::Status& status) {
+  v1::NodeMessage message;
+  v1::PeerAccusation* const accusation = message.mutable_accusation();
+  accusation->set_job_id(id_);
+  accusation->set_generation(generation);
+  *accusation->mutable_peer() = node;
+  accusation->set_message(status.ToString());
   options_.send(message);
+}
+
+void WorkerJob::OnPeerUnreachable(uint64_t generation, const MailPeer& peer, const absl::Status& status) {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (ended_ || generation != core_.generation()) return;
+  }
+  LOG_WARN("job {} generation {}: rank {}, worker {} at {}, cannot be reached: {}", id_, generation, peer.rank,
+           peer.node.name(), peer.address, status.ToString());
+  Accuse(generation, peer.node, status);
+}
+
+void WorkerJob::OnPeerRefused(uint64_t generation, const MailPeer& peer, const absl::Status& status) {
+  std::string what;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (ended_ || generation != core_.generation()) return;
+    what = absl::StrCat("rank ", peer.rank, " (", peer.node.name(), ") keeps refusing mail of rank ", core_.rank(),
+                        " (", options_.node.name(), ") in generation ", generation);
+  }
+  Problem(Annotate(status, what));
 }
 
 void WorkerJob::OnRefused(uint64_t generation, size_t server, const absl::Status& status) {

@@ -35,6 +35,7 @@
 #include "worker/backend/backend.h"
 #include "worker/data/dataset.h"
 #include "worker/model/model.h"
+#include "worker/parallel/timed_group.h"
 #include "worker/peer_mail.h"
 #include "worker/ps_client.h"
 #include "worker/push_encoder.h"
@@ -56,13 +57,14 @@ struct WorkerJobOptions {
   std::function<void(const v1::NodeMessage&)> send;
   // Called on the train thread, once.
   std::function<absl::StatusOr<std::shared_ptr<const Dataset>>(const v1::JobSpec&)> open_dataset;
-  std::function<absl::StatusOr<std::unique_ptr<Model>>(const v1::JobSpec&)> make_model;
+  std::function<absl::StatusOr<std::unique_ptr<Model>>(const v1::JobSpec&, const ModelPart&)> make_model;
 };
 
 // Thread-safe.
 class WorkerJob : private RoundActions, private Rounds, private PsClient::Events {
  public:
-  // `layout` names options.node as rank `rank`.
+  // `layout` names options.node as rank `rank`. Of other plans the job takes those that give it the same part of a
+  // replica (SamePart).
   WorkerJob(const WorkerJobOptions& options, std::shared_ptr<const Layout> layout, uint32_t rank);
   ~WorkerJob() override;
 
@@ -70,6 +72,8 @@ class WorkerJob : private RoundActions, private Rounds, private PsClient::Events
   // as NodeProblem, and Run still waits for End.
   void Run();
 
+  // Whether the rank computes the part of the model that this one does.
+  bool SamePart(const Layout& layout, uint32_t rank) const;
   // A newer plan; never blocks.
   void OnPlan(std::shared_ptr<const Layout> layout, uint32_t rank);
   // The job has ended, or does not want this node any more; never blocks.
@@ -138,6 +142,8 @@ class WorkerJob : private RoundActions, private Rounds, private PsClient::Events
   void Carry(Orders orders) ABSL_LOCKS_EXCLUDED(mutex_);
   void PushEncoded(const std::vector<PushOrder>& orders) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status OpenAndTrain();
+  PeerMailOptions MailOptions();
+  ModelPart Part();
   void Problem(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
   MadeSum MakeSum(const HostSum& sum) const ABSL_LOCKS_EXCLUDED(mutex_);
   // Whether the stream is the one to the host leader.
@@ -187,6 +193,11 @@ class WorkerJob : private RoundActions, private Rounds, private PsClient::Events
   void OnUnreachable(uint64_t generation, size_t server, const absl::Status& status) override;
   void OnRefused(uint64_t generation, size_t server, const absl::Status& status) override;
 
+  // Of the mail.
+  void OnPeerUnreachable(uint64_t generation, const MailPeer& peer, const absl::Status& status);
+  void OnPeerRefused(uint64_t generation, const MailPeer& peer, const absl::Status& status);
+  void Accuse(uint64_t generation, const v1::NodeId& node, const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
+
   // Async: of the mean gradient; only where the job clips by it.
   double GradientNorm(double count) const;
   void CallPushHooks(const Work& work) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -196,11 +207,13 @@ class WorkerJob : private RoundActions, private Rounds, private PsClient::Events
   const ChunkTable table_;        // the same in every generation, as
   const uint64_t view_elements_;  // that the rank holds, and
   const bool clips_alone_;        // async with clipping: each contribution by its own norm
+  const Mesh::Place place_;       // of the first plan; the stage and the tensor rank do not change
 
   // Set by the train thread before the core sees its first plan, constant until the client has stopped.
   std::shared_ptr<const Dataset> data_;
   std::unique_ptr<Model> model_;
   const std::shared_ptr<BufferPool> sum_pool_ = BufferPool::Make();
+  std::optional<TimedGroup> tensor_, stages_;  // over mail_, where the degrees are greater than 1; the train thread's
 
   std::atomic<bool> cancel_ = false;  // of the work under way
   PushEncoder encoder_;

@@ -132,7 +132,8 @@ void WorkerNode::OnPlan(const v1::Plan& plan) {
   }
   const int rank = (*layout)->RankOf(options_.node);
   const std::shared_ptr<WorkerJob> newest = Newest();
-  if (rank >= 0 && newest != nullptr && newest->id() == plan.job_id()) {
+  if (rank >= 0 && newest != nullptr && newest->id() == plan.job_id() &&
+      newest->SamePart(**layout, static_cast<uint32_t>(rank))) {
     newest->OnPlan(*layout, static_cast<uint32_t>(rank));
     return;
   }
@@ -150,9 +151,8 @@ void WorkerNode::OnPlan(const v1::Plan& plan) {
   options.open_dataset = [this](const v1::JobSpec& spec) {
     return OpenDataset(spec, options_.data_root, options_.data_cache);
   };
-  options.make_model = [this](const v1::JobSpec& spec) {
-    return MakeModel(spec.model(), backend_.get(),
-                     {.recompute = spec.train().recompute(), .seed = spec.train().seed()});
+  options.make_model = [this](const v1::JobSpec& spec, const ModelPart& part) {
+    return MakeModel(spec.model(), backend_.get(), part);
   };
   auto job = std::make_shared<WorkerJob>(options, *layout, static_cast<uint32_t>(rank));
   absl::MutexLock lock(&mutex_);

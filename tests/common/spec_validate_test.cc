@@ -304,14 +304,6 @@ TEST(SpecValidateTest, StagesThatHaveLittleToDoAreTold) {
             "parallel.microbatches: 1 with 4 stages: each has nothing to do for 75 % of a round (docs/parallel.md)");
 }
 
-TEST(SpecValidateTest, MeshesDoNotRunYet) {
-  EXPECT_TRUE(CheckMeshRuns(Filled()).ok());
-  EXPECT_EQ(CheckMeshRuns(With({"parallel.tensor=2"})).message(),
-            "parallel.tensor: 2 is not supported by this version yet; set it to 1 or leave it out");
-  EXPECT_THAT(std::string(CheckMeshRuns(With({"parallel.pipeline=2"})).message()),
-              HasSubstr("parallel.pipeline: 2 is"));
-}
-
 TEST(SpecValidateTest, AllBrokenRulesAreReportedOneALine) {
   v1::JobSpec spec = Filled();
   spec.mutable_train()->set_batch(0);

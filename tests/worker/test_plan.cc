@@ -5,6 +5,7 @@
 #include "common/job_spec.h"
 #include "common/log.h"
 #include "common/mesh.h"
+#include "tests/common/model_specs.h"
 
 namespace sluice {
 
@@ -44,9 +45,13 @@ std::shared_ptr<const Layout> TestPlan::Make() const {
   }
   plan.set_discipline(async ? v1::Plan::STREAM : v1::Plan::VERDICT);
   v1::JobSpec* spec = plan.mutable_spec();
-  spec->mutable_model()->mutable_mlp()->set_inputs(3);
-  if (hidden > 0) spec->mutable_model()->mutable_mlp()->add_hidden(hidden);
-  spec->mutable_model()->mutable_mlp()->set_classes(2);
+  if (mesh.ranks_of_replica() > 1) {
+    *spec->mutable_model() = GptSpec(pipeline, tensor, tensor, /*context=*/2, /*vocabulary=*/tensor + 1);
+  } else {
+    spec->mutable_model()->mutable_mlp()->set_inputs(3);
+    if (hidden > 0) spec->mutable_model()->mutable_mlp()->add_hidden(hidden);
+    spec->mutable_model()->mutable_mlp()->set_classes(2);
+  }
   spec->mutable_data()->mutable_idx()->set_images("images");
   spec->mutable_data()->mutable_idx()->set_labels("labels");
   spec->mutable_train()->set_rounds(rounds);

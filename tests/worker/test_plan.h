@@ -11,7 +11,7 @@
 
 namespace sluice {
 
-// An MLP of 8 parameters (bias [2], weight [2, 3]).
+// An MLP of 8 parameters (bias [2], weight [2, 3]); where a replica is several ranks the smallest GPT that they share.
 struct TestPlan {
   uint32_t replicas = 1;
   uint32_t pipeline = 1;

@@ -295,7 +295,7 @@ class WorkerJobTest : public ::testing::Test {
       options.open_dataset = [plan, silent](const v1::JobSpec&) -> absl::StatusOr<std::shared_ptr<const Dataset>> {
         return std::make_shared<PositionData>(plan.batch, silent);
       };
-      options.make_model = [this, d](const v1::JobSpec&) -> absl::StatusOr<std::unique_ptr<Model>> {
+      options.make_model = [this, d](const v1::JobSpec&, const ModelPart&) -> absl::StatusOr<std::unique_ptr<Model>> {
         auto model = std::make_unique<CheckingModel>(layout_->space(), d + 1);
         model->fail_at = fail_at_;
         return model;
