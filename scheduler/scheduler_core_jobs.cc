@@ -68,6 +68,8 @@ void AddRankTimes(const JobEntry& job, v1::JobStatus* status) {
       sum.set_exposed(sum.exposed() + time.exposed());
       sum.set_others(sum.others() + time.others());
       sum.set_verdict(sum.verdict() + time.verdict());
+      sum.set_pipeline(sum.pipeline() + time.pipeline());
+      sum.set_tensor(sum.tensor() + time.tensor());
     }
   }
   if (std::all_of(rounds.begin(), rounds.end(), [](double n) { return n == 0; })) return;
@@ -78,7 +80,9 @@ void AddRankTimes(const JobEntry& job, v1::JobStatus* status) {
     mean.set_exposed(sums[i].exposed() / n);
     mean.set_others(sums[i].others() / n);
     mean.set_verdict(sums[i].verdict() / n);
-    mean.set_total(mean.compute() + mean.exposed() + mean.others() + mean.verdict());
+    mean.set_pipeline(sums[i].pipeline() / n);
+    mean.set_tensor(sums[i].tensor() / n);
+    mean.set_total(mean.compute() + mean.exposed() + mean.others() + mean.verdict() + mean.pipeline() + mean.tensor());
   }
 }
 
