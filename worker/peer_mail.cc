@@ -55,6 +55,9 @@ void PeerMail::Begin(const std::shared_ptr<const Layout>& layout, uint32_t rank)
   generation_ = layout->generation();
   closed_ = false;
   rank_ = rank;
+  // Each generation has memory of its own: a receiver that has not heard that one is over still reads what was sent.
+  region_ = nullptr;
+  shared_pool_ = nullptr;
   mesh_ = MeshOf(*layout);
   SetGroups(*layout, rank);
   const Mesh::Place own = mesh_.place(rank);

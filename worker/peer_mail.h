@@ -6,9 +6,8 @@
 // rank a window of bytes, or one message, sent and not yet taken by its model. So there is always room for one message
 // between any two ranks, whatever others do.
 //
-// Between workers of one host letters lie in the sender's shared memory and their frames only say where. A receiver
-// that has not heard yet that a generation is over may read there what the next one wrote: the servers have, and what
-// comes of it is refused.
+// Between workers of one host letters lie in the sender's shared memory and their frames only say where. Each generation
+// has memory of its own: a receiver that has not heard that it is over still reads what was sent.
 //
 // A generation's mail ends with it: what waits is dropped, streams are closed, calls under way return CANCELLED. A
 // stream of a generation whose plan is not here yet waits for the plan, before any letter.
@@ -227,7 +226,7 @@ class PeerMail {
   uint32_t rank_ ABSL_GUARDED_BY(mutex_) = 0;
   Mesh mesh_ ABSL_GUARDED_BY(mutex_);
   Work work_ ABSL_GUARDED_BY(mutex_);
-  // Letters to ranks of this host lie there; null: there were none so far, or it cannot be made.
+  // Letters of the generation to ranks of this host lie there; null: there are none, or it cannot be made.
   std::shared_ptr<const SharedRegion> region_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<BufferPool> shared_pool_ ABSL_GUARDED_BY(mutex_);
   std::map<uint32_t, std::unique_ptr<Link>> links_ ABSL_GUARDED_BY(mutex_);  // by rank
