@@ -6,8 +6,8 @@
 // rank a window of bytes, or one message, sent and not yet taken by its model. So there is always room for one message
 // between any two ranks, whatever others do.
 //
-// Between workers of one host letters lie in the sender's shared memory and their frames only say where. Each generation
-// has memory of its own: a receiver that has not heard that it is over still reads what was sent.
+// Between workers of one host letters lie in the sender's shared memory and their frames only say where. Each
+// generation has memory of its own: a receiver that has not heard that it is over still reads what was sent.
 //
 // A generation's mail ends with it: what waits is dropped, streams are closed, calls under way return CANCELLED. A
 // stream of a generation whose plan is not here yet waits for the plan, before any letter.
