@@ -2,15 +2,15 @@
 # Measures what a subject promises and prints a row per number: what, target, measured, ok / SHORT / NOISY; exit 1 when one is
 # SHORT. It measures; it never loosens a target.
 #
-#   scripts/accept.sh SUBJECT [--quick] [--only PART[,PART]] [--json FILE] [--keep]      subjects: one-job in-and-out data-path
+#   scripts/accept.sh SUBJECT [--quick] [--only PART[,PART]] [--json FILE] [--keep]      subjects: one-job in-and-out data-path parallel
 #
 # --quick fails on a wrong result always, on a speed only below 0.7 of its target, and leaves out what takes long.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 subject=${1:-}
 case "$subject" in
-  one-job | in-and-out | data-path) ;;
-  *) echo "usage: scripts/accept.sh one-job|in-and-out|data-path [--quick] [--only PART[,PART]] [--json FILE] [--keep]" >&2; exit 2 ;;
+  one-job | in-and-out | data-path | parallel) ;;
+  *) echo "usage: scripts/accept.sh one-job|in-and-out|data-path|parallel [--quick] [--only PART[,PART]] [--json FILE] [--keep]" >&2; exit 2 ;;
 esac
 shift
 groups=(build test example accept)

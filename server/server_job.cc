@@ -3,6 +3,7 @@
 #include <malloc.h>
 
 #include <algorithm>
+#include <atomic>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -295,14 +296,27 @@ void ServerJob::Serve(StreamId stream, uint64_t chunk, uint64_t version) {
   mutex_.AssertHeld();
   auto it = streams_.find(stream);
   if (it == streams_.end()) return;
-  options_.lanes->Post(chunk, [self = shared_from_this(), lanes = options_.lanes, store = store_,
-                               queue = it->second.queue, stream, chunk, version] {
-    absl::StatusOr<WireValue> value = store->GetWire(chunk, version);
-    if (!value.ok()) return;  // could not be loaded: the job fails by the problem reported
-    // Flushed at the end of the lane's queue: small chunks that are applied until then travel in the same frames.
-    if (queue->Add(chunk, version, *std::move(value))) lanes->Post(chunk, [queue] { queue->Flush(); });
-    if (queue->fell_behind()) self->CloseUnread(stream);
-  });
+  served_[it->second.queue].insert(chunk % static_cast<uint64_t>(options_.lanes->count()));
+  options_.lanes->Post(chunk,
+                       [self = shared_from_this(), store = store_, queue = it->second.queue, stream, chunk, version] {
+                         absl::StatusOr<WireValue> value = store->GetWire(chunk, version);
+                         if (!value.ok()) return;  // could not be loaded: the job fails by the problem reported
+                         queue->Add(chunk, version, *std::move(value));
+                         if (queue->fell_behind()) self->CloseUnread(stream);
+                       });
+}
+
+// What one event serves on a stream travels in the same frames, whatever lanes it comes from: the last of them flushes.
+void ServerJob::FlushServed() {
+  for (const auto& [queue, lanes] : served_) {
+    const auto left = std::make_shared<std::atomic<size_t>>(lanes.size());
+    for (const uint64_t lane : lanes) {
+      options_.lanes->Post(lane, [queue = queue, left] {
+        if (left->fetch_sub(1) == 1) queue->Flush();
+      });
+    }
+  }
+  served_.clear();
 }
 
 void ServerJob::SendNorm(const v1::Member& holder, const v1::NormReport& report) {

@@ -148,6 +148,7 @@ class ServerJob : public std::enable_shared_from_this<ServerJob>, private ShardA
   // False: to wait for.
   bool TryFetch(const Waiting& fetch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // After each event of the core that may have made a version or found room.
+  void FlushServed() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AfterEvent() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CloseUnread(StreamId id);
   void OfferMemory(WorkerStream* stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -178,6 +179,8 @@ class ServerJob : public std::enable_shared_from_this<ServerJob>, private ShardA
   std::shared_ptr<const ChunkSource> source_ ABSL_GUARDED_BY(mutex_);
   absl::Status source_status_ ABSL_GUARDED_BY(mutex_);
   std::map<StreamId, WorkerStream> streams_ ABSL_GUARDED_BY(mutex_);
+  // Queues that the present event serves on, with the lanes that do it.
+  std::map<std::shared_ptr<CommitQueue>, std::set<uint64_t>> served_ ABSL_GUARDED_BY(mutex_);
   std::set<StreamId> later_ ABSL_GUARDED_BY(mutex_);  // whose `later` says something
   std::map<std::pair<std::string, uint64_t>, std::shared_ptr<ByteStream>> peers_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<HolderLink> holder_link_ ABSL_GUARDED_BY(mutex_);

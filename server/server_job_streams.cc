@@ -226,6 +226,7 @@ void ServerJob::RemoveStream(StreamId id) {
 }
 
 void ServerJob::AfterEvent() {
+  FlushServed();
   SayLater();
   std::erase_if(fetches_, [this](const auto& fetch) {
     mutex_.AssertHeld();

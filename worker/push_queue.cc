@@ -44,7 +44,7 @@ bool PushQueue::Next(v1::ChunkFrame* control, std::vector<BorrowedBytes>* payloa
     return true;
   }
   const size_t most = described ? std::max(frame_bytes_, kDescribedPayload) : std::min(frame_bytes_, granted_);
-  if (described && more && waiting_bytes_ < most) return false;
+  if (more && waiting_bytes_ < (described || unacknowledged() > 0 ? most : most / 4)) return false;
   size_t bytes = 0;
   absl::flat_hash_set<uint64_t> chunks;
   while (!waiting_.empty() && control->header_size() < kMaxHeaders) {
@@ -52,7 +52,7 @@ bool PushQueue::Next(v1::ChunkFrame* control, std::vector<BorrowedBytes>* payloa
     const size_t size = entry.bytes.size;
     if (!chunks.insert(entry.header.chunk()).second) break;  // said twice around a stream's opening; or its residual
     if (size > 0 && bytes > 0 && bytes + size > most) break;
-    // Without an acknowledgement to come, no more than a quarter of the window is under way: it may be exceeded.
+    // Without an acknowledgement to come, no more than half of the window is under way: it may be exceeded.
     if (size > 0 && !described && asked_ > acknowledged_ && unacknowledged() + size > granted_) break;
     bytes += size;
     sent_ += size;
@@ -62,7 +62,7 @@ bool PushQueue::Next(v1::ChunkFrame* control, std::vector<BorrowedBytes>* payloa
   }
   if (control->header_size() == 0) return false;
   waiting_bytes_ -= bytes;
-  if ((waiting_.empty() && !more) || sent_ - asked_ >= granted_ / 4) {
+  if ((waiting_.empty() && !more) || sent_ - asked_ >= granted_ / 2) {
     asked_ = sent_;
   } else {
     control->set_ack_later(true);

@@ -35,10 +35,12 @@ class PushQueue {
   absl::Status Acknowledge(uint64_t bytes);
   // The next frame that the window lets through: as many neighbours as fit `frame_bytes`, at least one, no chunk twice;
   // false where there is none. One contribution larger than the window goes when no acknowledgement is. Each of them
-  // costs both ends a wake-up: they are asked for after every quarter of the window and with the last frame; an empty
+  // costs both ends a wake-up: they are asked for after every half of the window and with the last frame; an empty
   // one asks where the last that was sent did not know that it was. `more`: further contributions are added soon, and
-  // then this is called again. `described`: payloads stay where they lie and cost the server no memory. No window then;
-  // and with `more` frames leave only when they are full, for a frame's cost is in its number.
+  // then this is called again. With `more` what does not fill a
+  // frame waits while something is under way: chunks are many and small where a model is cut. `described`: payloads
+  // stay where they lie and cost the server no memory. No window then; and with `more` frames leave only when they are
+  // full, for a frame's cost is in its number.
   bool Next(v1::ChunkFrame* control, std::vector<BorrowedBytes>* payload, bool more = false, bool described = false);
 
   bool empty() const { return waiting_.empty(); }

@@ -10,6 +10,7 @@
 #include "common/layout.h"
 #include "common/model_layout.h"
 #include "tests/cluster/in_process_cluster.h"
+#include "tests/common/model_specs.h"
 #include "tests/common/temporary_folder.h"
 
 namespace sluice {
@@ -59,17 +60,44 @@ class FramesTest : public testing::Test {
     spec.mutable_optimizer()->set_clip_norm(1);
     spec.mutable_parallel()->set_data(kNodes);
 
-    InProcessCluster cluster({.servers = kNodes, .workers = kNodes});
-    const auto job = cluster.Submit(spec);
-    EXPECT_TRUE(job.ok()) << job.status();
-    if (!job.ok()) return {};
-    const auto end = cluster.AwaitEnd(*job);
-    EXPECT_TRUE(end.ok() && end->state() == v1::SUCCEEDED) << end.status() << end->message();
+    const double frames = Run(spec, kNodes);
     const auto space = MakeParameterSpace(spec.model());
     EXPECT_TRUE(space.ok()) << space.status();
-    return {.elements = space->size(),
-            .tensors = space->tensors().size(),
-            .frames = static_cast<double>(cluster.network().messages_written(Plane::kParameter)) / kRounds};
+    return {.elements = space->size(), .tensors = space->tensors().size(), .frames = frames};
+  }
+
+  // 3.3 M parameters, 8 rows of 128 tokens a round.
+  double TrainSmallGpt(uint32_t tensor) {
+    const std::string rows = folder_ / "rows.jsonl";
+    std::string text;
+    for (int i = 0; i < 8; ++i) {
+      for (int j = 0; j <= 128; ++j) absl::StrAppend(&text, j == 0 ? "[" : ",", (i * 7 + j * j) % 256);
+      text += "]\n";
+    }
+    Spill(rows, text);
+    v1::JobSpec spec;
+    spec.set_name("frames");
+    *spec.mutable_model() = GptSpec(4, 8, 256, 128, 256);
+    spec.mutable_data()->mutable_rows()->set_path(rows);
+    spec.mutable_data()->set_validation_fraction(0);
+    spec.mutable_train()->set_rounds(kRounds);
+    spec.mutable_train()->set_batch(8);
+    spec.mutable_train()->set_eval_every(0);
+    spec.mutable_optimizer()->mutable_adamw()->set_learning_rate(1e-4);
+    spec.mutable_optimizer()->set_clip_norm(1);
+    spec.mutable_parallel()->set_tensor(tensor);
+    return Run(spec, static_cast<int>(tensor));
+  }
+
+  // Frames a round.
+  double Run(const v1::JobSpec& spec, int workers) {
+    InProcessCluster cluster({.servers = kNodes, .workers = workers});
+    const auto job = cluster.Submit(spec);
+    EXPECT_TRUE(job.ok()) << job.status();
+    if (!job.ok()) return 0;
+    const auto end = cluster.AwaitEnd(*job);
+    EXPECT_TRUE(end.ok() && end->state() == v1::SUCCEEDED) << end.status() << end->message();
+    return static_cast<double>(cluster.network().messages_written(Plane::kParameter)) / kRounds;
   }
 
   const TemporaryFolder folder_;
@@ -92,6 +120,13 @@ TEST_F(FramesTest, AThousandTensorsOf1KibTakeAsManyAsSixteenOf64Kib) {
   // verdict.
   const double chunks = std::ceil(elements / static_cast<double>(DefaultChunkElements(one.elements)));
   EXPECT_LE(small.frames, kNodes * (3 * chunks + 4));
+}
+
+// Cut into many more chunks, which travel together.
+TEST_F(FramesTest, TensorRanksTakeHardlyMoreThanOneRank) {
+  const double one = TrainSmallGpt(1), four = TrainSmallGpt(4);
+  std::printf("frames a round of the small GPT: on 1 rank %.1f, on 4 tensor ranks %.1f\n", one, four);
+  EXPECT_LE(four, 1.3 * one);
 }
 
 }  // namespace
