@@ -32,8 +32,9 @@ bool RoundCore::Current(uint64_t generation, uint64_t round, Phase phase) const 
 // ---------------------------------------------------------------- generations
 void RoundCore::OnPlan(std::shared_ptr<const Layout> layout, uint32_t rank) {
   if (phase_ == Phase::kEnded || (layout_ && layout->generation() <= generation())) return;
-  if (layout_) actions_->CloseStreams();
+  // First: work that the end of the streams stops is to know why.
   if (busy_ && phase_ != Phase::kStopping) actions_->CancelWork();
+  if (layout_) actions_->CloseStreams();
   layout_ = std::move(layout);
   rank_ = rank;
   phase_ = Phase::kStopping;

@@ -17,6 +17,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "common/mesh.h"
 #include "tests/cluster/in_process_cluster.h"
 #include "tests/common/temporary_folder.h"
 
@@ -141,7 +142,11 @@ void ExpectLosses(const Outcome& found, const Outcome& expected) {
 class Trial {
  public:
   Trial(const v1::JobSpec& spec, Fault fault, uint64_t seed)
-      : spec_(spec), fault_(fault), random_(seed), cluster_(Options(fault, seed)) {}
+      : spec_(spec),
+        workers_(static_cast<int>(MeshOf(spec.parallel()).ranks())),
+        fault_(fault),
+        random_(seed),
+        cluster_(Options(fault, seed)) {}
 
   ~Trial() {
     instants_.Arm(std::nullopt);
@@ -192,7 +197,7 @@ class Trial {
 
  private:
   ClusterOptions Options(Fault fault, uint64_t seed) {
-    ClusterOptions options{.servers = kServers, .workers = kReplicas};
+    ClusterOptions options{.servers = kServers, .workers = workers_};
     options.network = {.delay_seed = seed, .max_delay = absl::Microseconds(300)};
     options.hooks = &instants_;
     options.gather = absl::Milliseconds(10);
@@ -267,14 +272,14 @@ class Trial {
       case Fault::kEverythingRestarts: {
         network.Kill("scheduler");
         for (int i = 0; i < kServers; ++i) network.Kill(absl::StrCat("server-", i));
-        for (int i = 0; i < kReplicas; ++i) network.Kill(absl::StrCat("worker-", i));
+        for (int i = 0; i < workers_; ++i) network.Kill(absl::StrCat("worker-", i));
         instants_.Release();
         cluster_.KillScheduler();
         for (int i = 0; i < kServers; ++i) cluster_.KillServer(i);
-        for (int i = 0; i < kReplicas; ++i) cluster_.KillWorker(i);
+        for (int i = 0; i < workers_; ++i) cluster_.KillWorker(i);
         cluster_.StartScheduler();
         for (int i = 0; i < kServers; ++i) cluster_.StartServer(i);
-        for (int i = 0; i < kReplicas; ++i) cluster_.StartWorker(i);
+        for (int i = 0; i < workers_; ++i) cluster_.StartWorker(i);
         return;
       }
       case Fault::kMixture:
@@ -290,7 +295,7 @@ class Trial {
   // Of those that the job's plan names.
   std::string DrawWorker() {
     const v1::JobStatus status = *cluster_.scheduler().Get(job_);
-    return status.plan().ranks(static_cast<int>(Draw(kReplicas))).node().name();
+    return status.plan().ranks(static_cast<int>(Draw(static_cast<uint64_t>(workers_)))).node().name();
   }
   std::string DrawServer() {
     const v1::JobStatus status = *cluster_.scheduler().Get(job_);
@@ -299,9 +304,12 @@ class Trial {
   }
   void BreakOne() {
     const std::string server = DrawServer();
-    switch (Draw(4)) {
+    switch (Draw(MeshOf(spec_.parallel()).ranks_of_replica() > 1 ? 6 : 4)) {
       case 0:
         return cluster_.network().Break(DrawWorker(), server);
+      case 4:
+      case 5:
+        return cluster_.network().Break(DrawWorker(), DrawWorker());
       case 1:
         return cluster_.network().Break(DrawWorker(), "scheduler");
       case 2:
@@ -312,6 +320,7 @@ class Trial {
   }
 
   const v1::JobSpec spec_;
+  const int workers_;
   const Fault fault_;
   std::mt19937_64 random_;
   Instants instants_;
@@ -458,6 +467,40 @@ TEST_P(FeedbackRecoveryTest, EndsWithTheBitsOfTheUndisturbedRun) {
 INSTANTIATE_TEST_SUITE_P(All, FeedbackRecoveryTest,
                          ::testing::Values(Fault::kServerRestarts, Fault::kServerIsLost, Fault::kSchedulerRestarts,
                                            Fault::kConnectionsBreak),
+                         [](const auto& info) { return FaultName(info.param); });
+
+// Ranks that wait for each other's activations: whoever dies, of whatever rank.
+class MeshRecoveryTest : public RecoveryTest {};
+
+TEST_P(MeshRecoveryTest, EndsWithTheBitsOfTheUndisturbedRun) {
+  struct Degrees {
+    uint32_t data, tensor, pipeline;
+  };
+  uint64_t seed = FirstSeed();
+  for (const Degrees& degrees : {Degrees{1, 2, 1}, Degrees{1, 1, 2}, Degrees{2, 1, 2}, Degrees{1, 2, 2}}) {
+    ++seed;
+    SCOPED_TRACE(
+        absl::StrCat("SLUICE_SEED=", seed, ", (", degrees.data, ",", degrees.tensor, ",", degrees.pipeline, ")"));
+    v1::JobSpec spec = Spec(seed);
+    spec.mutable_model()->mutable_gpt2()->set_layers(2);
+    spec.mutable_model()->mutable_gpt2()->set_dropout(0.1);
+    spec.mutable_parallel()->set_data(degrees.data);
+    spec.mutable_parallel()->set_tensor(degrees.tensor);
+    spec.mutable_parallel()->set_pipeline(degrees.pipeline);
+    spec.mutable_parallel()->set_microbatches(1 + seed % 3);
+    spec.mutable_parallel()->set_sequence_parallel(degrees.tensor > 1 && seed % 2 == 0);
+    const std::optional<Outcome> expected = Trial(spec, GetParam(), seed).Train(/*disturbed=*/false);
+    const std::optional<Outcome> outcome = Trial(spec, GetParam(), seed).Train(/*disturbed=*/true);
+    ASSERT_TRUE(expected.has_value() && outcome.has_value());
+    EXPECT_EQ(outcome->hash, expected->hash) << outcome->status.ShortDebugString();
+    EXPECT_FALSE(outcome->status.has_exact_until_round());
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, MeshRecoveryTest,
+                         ::testing::Values(Fault::kWorkerRestarts, Fault::kWorkerIsReplaced, Fault::kWorkerIsCutOff,
+                                           Fault::kServerRestarts, Fault::kSchedulerRestarts, Fault::kConnectionsBreak,
+                                           Fault::kEverythingRestarts, Fault::kMixture),
                          [](const auto& info) { return FaultName(info.param); });
 
 }  // namespace

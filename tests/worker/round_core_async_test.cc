@@ -254,7 +254,7 @@ TEST_F(RoundCoreAsyncTest, ANewGenerationDropsTheLease) {
   Take();
   plan_.generation = 2;
   core_.OnPlan(plan_.Make(), 0);
-  EXPECT_THAT(Take(), ElementsAre("close", "cancel"));
+  EXPECT_THAT(Take(), ElementsAre("cancel", "close"));
   core_.OnStopped(1);
   EXPECT_THAT(Take(), ElementsAre("open 2"));
   Up();

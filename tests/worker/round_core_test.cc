@@ -377,7 +377,7 @@ TEST_F(RoundCoreTest, NewGenerationInTheForwardRecomputesTheOpenRound) {
   ASSERT_TRUE(Commit(1, 1, 1).ok());  // the install stays under way
   said_.Take();
   Plan(2, 0);
-  EXPECT_THAT(said_.Take(), ElementsAre("close", "cancel"));
+  EXPECT_THAT(said_.Take(), ElementsAre("cancel", "close"));
   EXPECT_FALSE(core_.InPlace({0, 3})) << "nothing of the old generation is read any more";
   core_.OnStopped(1);
   EXPECT_THAT(said_.Take(), IsEmpty());
@@ -442,7 +442,7 @@ TEST_F(RoundCoreTest, NewGenerationWhileComputing) {
   core_.OnGradientReady(1, 0, {3, 8});
   said_.Take();
   Plan(2, 0);
-  EXPECT_THAT(said_.Take(), ElementsAre("close", "cancel"));
+  EXPECT_THAT(said_.Take(), ElementsAre("cancel", "close"));
   core_.OnGradientReady(1, 0, {0, 3});
   EXPECT_TRUE(Commit(2, 0, 0).ok());
   core_.OnStreamUp(2, 0);
@@ -471,7 +471,7 @@ TEST_F(RoundCoreTest, NewGenerationsWhileStopping) {
   Pulled(1, 0);
   Plan(2, 0);
   Plan(3, 0);
-  EXPECT_THAT(said_.Take(), ElementsAre("close", "cancel", "close"));
+  EXPECT_THAT(said_.Take(), ElementsAre("cancel", "close", "close"));
   core_.OnStopped(1);
   EXPECT_THAT(said_.Take(), ElementsAre("open g3 2"));
 }
@@ -481,7 +481,7 @@ TEST_F(RoundCoreTest, NewGenerationWhileEvaluating) {
   Pulled(1, 2);
   EXPECT_EQ(core_.phase(), RoundCore::Phase::kEvaluating);
   Plan(2, 2, 5, 2);
-  EXPECT_THAT(said_.Take(), ElementsAre("close", "cancel"));
+  EXPECT_THAT(said_.Take(), ElementsAre("cancel", "close"));
   core_.OnEvaluated(1, 2, {.loss = 1});
   EXPECT_THAT(said_.Take(), ElementsAre("open g2 2"));
   Pulled(2, 2);
