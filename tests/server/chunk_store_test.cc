@@ -12,6 +12,7 @@
 #include "common/float_formats.h"
 #include "common/job_spec.h"
 #include "common/philox.h"
+#include "tests/common/model_specs.h"
 #include "tests/server/server_test_plan.h"
 
 namespace sluice {
@@ -402,6 +403,102 @@ TEST_F(ChunkSourceTest, ACheckpointGoesOnInAnyLayout) {
     absl::StatusOr<std::vector<float>> got = From(plan, 2, /*one_more=*/true);
     ASSERT_TRUE(got.ok()) << got.status();
     EXPECT_TRUE(SameBits(*got, want)) << chunk;
+  }
+}
+
+// A GPT on a mesh, checkpointed at version 1: by the shards of one layout, then read through the chunks of another.
+TEST_F(ChunkSourceTest, ValueAndOptimizerStateAreTheSameBitsInAnyMeshsLayout) {
+  const auto make = [](const Mesh& mesh, uint64_t chunk_elements, uint32_t shards, uint64_t start,
+                       const std::string& from) {
+    ServerTestPlan base{.replicas = mesh.data, .shards = shards, .chunk_elements = chunk_elements, .start = start};
+    if (!from.empty()) {
+      base.checkpoint.emplace().set_directory(from);
+      base.checkpoint->set_version(start);
+    }
+    v1::Plan plan = base.Proto();
+    *plan.mutable_spec()->mutable_model() = GptSpec(3, 4, 8, 5, 13);
+    v1::ParallelSpec* parallel = plan.mutable_spec()->mutable_parallel();
+    parallel->set_pipeline(mesh.pipeline);
+    parallel->set_tensor(mesh.tensor);
+    plan.clear_ranks();
+    for (uint32_t r = 0; r < mesh.ranks(); ++r) {
+      v1::Rank* rank = plan.add_ranks();
+      rank->set_data(mesh.place(r).data);
+      rank->set_pipeline(mesh.place(r).stage);
+      rank->set_tensor(mesh.place(r).tensor);
+      *rank->mutable_node() = ServerTestNode("worker", r);
+    }
+    plan.set_hash(PlanHash(plan));
+    auto layout = Layout::Make(plan);
+    EXPECT_TRUE(layout.ok()) << layout.status();
+    return *layout;
+  };
+  // Writes what a store holds of every slot; updates it once before, by a gradient of its own, where it is the first.
+  const auto write = [&](const std::shared_ptr<const Layout>& layout, bool update) {
+    ChunkStore store(layout);
+    const auto source = ChunkSource::Open(*layout, "", "");
+    EXPECT_TRUE(source.ok()) << source.status();
+    const uint64_t parameters = layout->space().size();
+    v1::CheckpointManifest manifest;
+    manifest.set_job_id("job");
+    manifest.set_timeline(1);
+    manifest.set_version(update ? 1 : 2);
+    *manifest.mutable_spec() = layout->plan().spec();
+    manifest.set_parameters(parameters);
+    manifest.set_chunk_elements(layout->plan().chunk_elements());
+    manifest.set_shards(layout->plan().shards());
+    manifest.add_slots("value");
+    manifest.add_slots("momentum");
+    const std::string base = root_ + "/" + std::to_string(layout->mesh().ranks()) + (update ? "a" : "b");
+    for (uint32_t s = 0; s < layout->plan().shards(); ++s) {
+      std::vector<ShardFileWriter::Piece> pieces;
+      for (const char* slot : {"value", "momentum"}) {
+        for (const uint64_t c : layout->table().chunks_of(s)) {
+          pieces.push_back({slot, layout->table().range(c).begin, layout->table().range(c).size()});
+        }
+      }
+      auto writer = ShardFileWriter::Create(
+          base + "/" + StagingFolderName(1, manifest.version()) + "/" + ShardFileName(s, layout->plan().shards()),
+          pieces);
+      EXPECT_TRUE(writer.ok()) << writer.status();
+      for (const uint64_t c : layout->table().chunks_of(s)) {
+        EXPECT_TRUE(store.Load(**source, c, update ? 0 : 1).ok());
+        if (update) {
+          const Range range = layout->table().range(c);
+          const std::vector<float> g = Gradient(parameters, 0, 0);
+          store.Add(c, 0, 1, Bytes({g.begin() + range.begin, g.begin() + range.end}));
+          store.Apply(c, Go(0), false);
+        }
+        EXPECT_TRUE(store.Save(c, writer->get()).ok());
+      }
+      *manifest.add_files() = *(*writer)->Finish();
+      manifest.mutable_files(static_cast<int>(s))->set_shard(s);
+    }
+    const auto folder = PublishCheckpoint(base, manifest);
+    EXPECT_TRUE(folder.ok()) << folder.status();
+    return *folder;
+  };
+  const auto read = [](const std::string& folder, const std::string& slot, uint64_t parameters) {
+    const auto reader = CheckpointReader::Open(folder, /*verify=*/true);
+    EXPECT_TRUE(reader.ok()) << reader.status();
+    std::vector<float> values(parameters);
+    EXPECT_TRUE((*reader)->Read(slot, 0, absl::MakeSpan(values)).ok());
+    return values;
+  };
+  const auto one = make({}, 1000, 2, 0, "");
+  const std::string saved = write(one, true);
+  const uint64_t parameters = one->space().size();
+  const std::vector<float> value = read(saved, "value", parameters), momentum = read(saved, "momentum", parameters);
+  EXPECT_TRUE(std::any_of(momentum.begin(), momentum.end(), [](float x) { return x != 0; }));
+  for (const Mesh& mesh : {Mesh{.tensor = 2}, Mesh{.pipeline = 3}, Mesh{.data = 2, .pipeline = 2, .tensor = 4}}) {
+    const std::string again = write(make(mesh, 97, 5, 1, saved), false);
+    EXPECT_TRUE(SameBits(read(again, "value", parameters), value));
+    EXPECT_TRUE(SameBits(read(again, "momentum", parameters), momentum));
+    // And back.
+    const std::string back = write(make({}, 300, 3, 2, again), false);
+    EXPECT_TRUE(SameBits(read(back, "momentum", parameters), momentum));
+    std::filesystem::remove_all(std::filesystem::path(back).parent_path());
+    std::filesystem::remove_all(std::filesystem::path(again).parent_path());
   }
 }
 
