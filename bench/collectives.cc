@@ -100,8 +100,12 @@ absl::StatusOr<std::shared_ptr<const Layout>> MakeLayout(const std::string& job,
   }
   plan.set_discipline(v1::Plan::VERDICT);
   v1::JobSpec* const spec = plan.mutable_spec();
-  spec->mutable_model()->mutable_softmax()->set_inputs(2);
-  spec->mutable_model()->mutable_softmax()->set_classes(2);
+  v1::Gpt2Spec* const gpt2 = spec->mutable_model()->mutable_gpt2();  // whose layers so many ranks can share
+  gpt2->set_layers(1);
+  gpt2->set_heads(ranks);
+  gpt2->set_width(ranks);
+  gpt2->set_context(1);
+  gpt2->set_vocabulary(ranks);
   spec->mutable_train()->set_rounds(1);
   spec->mutable_train()->set_batch(1);
   spec->mutable_optimizer()->mutable_sgd()->set_learning_rate(0.1);

@@ -22,11 +22,11 @@ class Failed(Exception):
 class Cluster:
     """`with Cluster(servers=2, workers=2) as c: job = c.submit(spec); c.wait(job)`"""
 
-    def __init__(self, servers=2, workers=2, threads=1, folder=None, device="cpu", supervise=True, server_flags=()):
+    def __init__(self, servers=2, workers=2, threads=1, folder=None, device="cpu", supervise=True, server_flags=(), worker_flags=()):
         self.folder = folder or tempfile.mkdtemp(prefix="sluice-accept-")
         self.servers, self.workers, self.threads, self.device = servers, workers, threads, device
         self.daemons, self.lock, self.ending, self.supervise = {}, threading.RLock(), False, supervise
-        self.rusage, self.server_flags = {}, list(server_flags)
+        self.rusage, self.server_flags, self.worker_flags = {}, list(server_flags), list(worker_flags)
 
     def __enter__(self):
         self.start("scheduler")
@@ -52,7 +52,7 @@ class Cluster:
             command.append("--state_dir=" + os.path.join(self.folder, "state"))
         if role == "worker":
             command += ["--threads=%d" % self.threads, "--device=" + self.device]
-        return command + (self.server_flags if role == "server" else [])
+        return command + {"server": self.server_flags, "worker": self.worker_flags}.get(role, [])
 
     def log(self, name):
         with open(os.path.join(self.folder, "logs", name + ".log")) as f:
