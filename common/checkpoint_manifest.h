@@ -11,7 +11,7 @@
 namespace sluice {
 
 inline constexpr char kManifestName[] = "manifest.json";
-inline constexpr uint32_t kCheckpointFormatVersion = 1;
+inline constexpr uint32_t kCheckpointFormatVersion = 2;
 
 // Fills in format version and checksum and writes the file atomically.
 absl::Status WriteManifest(const std::string& folder, v1::CheckpointManifest manifest);

@@ -158,9 +158,13 @@ absl::Status CheckMesh(const v1::ModelSpec& model, const Mesh& mesh) {
     }
   }
   if (mesh.sequence_parallel && mesh.tensor == 1) {
-    problems.push_back(
+    uint32_t tensor = 2;
+    const uint32_t most = model.has_gpt2() ? std::min(model.gpt2().heads(), model.gpt2().vocabulary()) : 1;
+    while (tensor <= most && model.gpt2().heads() % tensor != 0) ++tensor;
+    problems.push_back(absl::StrCat(
         "parallel.sequence_parallel: found true with parallel.tensor 1: there are no tensor ranks to share the "
-        "positions; set parallel.tensor to 2 or more, or leave it out");
+        "positions; the nearest value allowed is false",
+        tensor <= most ? absl::StrCat(", or true with parallel.tensor ", tensor) : std::string()));
   }
   return problems.empty() ? absl::OkStatus() : absl::InvalidArgumentError(absl::StrJoin(problems, "\n"));
 }

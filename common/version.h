@@ -6,7 +6,7 @@
 namespace sluice {
 
 // Of the messages between processes. Nodes of different versions refuse each other, naming both.
-inline constexpr uint32_t kProtocolVersion = 1;
+inline constexpr uint32_t kProtocolVersion = 2;
 inline constexpr const char* kVersion = "0.1.0";
 
 }  // namespace sluice

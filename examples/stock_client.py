@@ -28,7 +28,7 @@ from sluice.v1 import parameter_pb2 as ps
 from sluice.v1 import parameter_pb2_grpc as ps_grpc
 from sluice.v1 import plan_pb2, scheduler_pb2, scheduler_pb2_grpc
 
-PROTOCOL_VERSION = 1  # common/version.h
+PROTOCOL_VERSION = 2  # common/version.h
 FRAME_BYTES = 1 << 20
 OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 

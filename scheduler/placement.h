@@ -20,6 +20,7 @@ struct WorkerSlot {
   std::string numeric_profile;
   bool sums_on_host = false;  // may add up its contributions with others of its host
   uint64_t memory_limit = 0;  // bytes for what its rank holds (RankBytes); 0: not limited
+  bool serves_peers = true;   // can be one of several ranks of a replica
 };
 
 struct ServerSlot {

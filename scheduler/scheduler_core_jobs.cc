@@ -180,7 +180,7 @@ void SchedulerCore::TryStart(JobEntry& job, absl::Time now) {
     return;
   }
   const uint64_t gang = GangSize(job.spec().parallel());
-  const std::vector<WorkerSlot> idle = IdleWorkerSlots();
+  const std::vector<WorkerSlot> idle = IdleWorkerSlots(job.spec());
   const std::vector<ServerSlot> servers = ServerSlots(nullptr);
   std::string waits = WaitsForWorkers(job, idle, servers.size());
   v1::Plan plan;

@@ -14,8 +14,13 @@ namespace {
 std::string Count(uint64_t n, const char* what) { return absl::StrCat(n, " ", what, n == 1 ? "" : "s"); }
 
 WorkerSlot SlotOf(const KnownNode& node) {
-  return {node.info.node(),         node.info.address(),     node.info.host_id(), node.info.numeric_profile(),
-          node.info.sums_on_host(), node.info.memory_limit()};
+  return {node.info.node(),         node.info.address(),      node.info.host_id(),     node.info.numeric_profile(),
+          node.info.sums_on_host(), node.info.memory_limit(), node.info.serves_peers()};
+}
+
+// Ranks of a replica send each other mail.
+bool Takes(const v1::JobSpec& spec, const v1::Register& worker) {
+  return MeshOf(spec.parallel()).ranks_of_replica() == 1 || worker.serves_peers();
 }
 
 uint64_t Most(const std::vector<uint64_t>& bytes) {
@@ -58,16 +63,18 @@ std::vector<const KnownNode*> SchedulerCore::IdleWorkers() const {
   return idle;
 }
 
-std::vector<WorkerSlot> SchedulerCore::IdleWorkerSlots() const {
+std::vector<WorkerSlot> SchedulerCore::IdleWorkerSlots(const v1::JobSpec& spec) const {
   std::vector<WorkerSlot> slots;
-  for (const KnownNode* node : IdleWorkers()) slots.push_back(SlotOf(*node));
+  for (const KnownNode* node : IdleWorkers()) {
+    if (Takes(spec, node->info)) slots.push_back(SlotOf(*node));
+  }
   return slots;
 }
 
-std::vector<WorkerSlot> SchedulerCore::AllWorkerSlots() const {
+std::vector<WorkerSlot> SchedulerCore::AllWorkerSlots(const v1::JobSpec& spec) const {
   std::vector<WorkerSlot> slots;
   for (const auto& [key, node] : nodes_) {
-    if (node.info.role() == v1::WORKER) slots.push_back(SlotOf(node));
+    if (node.info.role() == v1::WORKER && Takes(spec, node.info)) slots.push_back(SlotOf(node));
   }
   return slots;
 }
@@ -92,7 +99,7 @@ void SchedulerCore::ClaimWorkers(const JobEntry& job) {
 
 // --------------------------------------------------------------------------------------------------- what is needed
 absl::Status SchedulerCore::CheckWorkerMemory(const v1::JobSpec& spec) const {
-  const std::vector<WorkerSlot> workers = AllWorkerSlots();
+  const std::vector<WorkerSlot> workers = AllWorkerSlots(spec);
   const uint64_t need = Most(RankBytes(spec));
   uint64_t limit = 0;
   for (const WorkerSlot& worker : workers) {
@@ -119,7 +126,7 @@ absl::Status SchedulerCore::CheckWorkerMemory(const v1::JobSpec& spec) const {
 }
 
 std::string SchedulerCore::WorkersLacking(const v1::JobSpec& spec) const {
-  const std::string lacking = TooFewWorkers(spec.model(), MeshOf(spec.parallel()), AllWorkerSlots().size());
+  const std::string lacking = TooFewWorkers(spec.model(), MeshOf(spec.parallel()), AllWorkerSlots(spec).size());
   return lacking.empty() ? "" : absl::StrCat(lacking, "; the job waits in the queue until there are enough");
 }
 
@@ -129,8 +136,8 @@ std::string SchedulerCore::WaitsForWorkers(const JobEntry& job, const std::vecto
   const bool several = mesh.ranks_of_replica() > 1;
   if (idle.size() < mesh.ranks() || servers == 0) {
     return absl::StrCat("waiting for ", Count(mesh.ranks(), "worker"), several ? ", " : "",
-                        several ? MeshText(mesh) : "", " (", idle.size(), " idle of ", AllWorkerSlots().size(),
-                        ") and 1 server (", servers, ")");
+                        several ? MeshText(mesh) : "", " (", idle.size(), " idle of ",
+                        AllWorkerSlots(job.spec()).size(), ") and 1 server (", servers, ")");
   }
   if (const uint64_t held = RanksHeld(job.spec().parallel(), job.rank_bytes, idle); held < mesh.ranks()) {
     return absl::StrCat("waiting for workers with a larger --memory_limit: a rank holds up to ",
@@ -167,7 +174,7 @@ std::vector<v1::Rank> SchedulerCore::NextRanks(const JobEntry& job, bool* has_ga
   std::vector<v1::Rank> ranks(job.plan().ranks().begin(), job.plan().ranks().end());
   // Who held a rank of this job before takes it again where it can: its data and model are open already.
   std::vector<WorkerSlot> idle, others;
-  for (WorkerSlot& worker : IdleWorkerSlots()) {
+  for (WorkerSlot& worker : IdleWorkerSlots(job.spec())) {
     (job.lost.count(KeyOf(worker.node)) > 0 ? idle : others).push_back(worker);
   }
   idle.insert(idle.end(), others.begin(), others.end());
@@ -180,9 +187,15 @@ std::vector<v1::Rank> SchedulerCore::NextRanks(const JobEntry& job, bool* has_ga
     filled[i] = back != idle.end() || (job.lost.count(key) == 0 && Here(key));
     if (back != idle.end()) idle.erase(back);
   }
-  for (size_t i = 0; i < ranks.size(); ++i) {
-    if (filled[i]) continue;
-    const int chosen = ChooseReplacement(VacancyOf(job, static_cast<uint32_t>(i)), idle);
+  // The largest first: who can hold it can hold the others too, so nobody takes a place that another one needs.
+  std::vector<uint32_t> vacant;
+  for (uint32_t i = 0; i < ranks.size(); ++i) {
+    if (!filled[i]) vacant.push_back(i);
+  }
+  const auto bytes = [&](uint32_t i) { return job.rank_bytes.empty() ? 0 : job.rank_bytes[i % job.rank_bytes.size()]; };
+  std::stable_sort(vacant.begin(), vacant.end(), [&](uint32_t a, uint32_t b) { return bytes(a) > bytes(b); });
+  for (const uint32_t i : vacant) {
+    const int chosen = ChooseReplacement(VacancyOf(job, i), idle);
     if (chosen < 0) {
       *has_gap = true;
       continue;
@@ -200,7 +213,7 @@ std::vector<v1::Rank> SchedulerCore::NextRanks(const JobEntry& job, bool* has_ga
 
 std::string SchedulerCore::GapText(const JobEntry& job, const std::vector<v1::Rank>& ranks) const {
   const Mesh mesh = MeshOf(job.spec().parallel());
-  const std::vector<WorkerSlot> idle = IdleWorkerSlots();
+  const std::vector<WorkerSlot> idle = IdleWorkerSlots(job.spec());
   size_t have = 0, small = 0;
   std::string missing, memory;
   for (uint32_t i = 0; i < ranks.size(); ++i) {

@@ -147,8 +147,8 @@ class ServerJob : public std::enable_shared_from_this<ServerJob>, private ShardA
   void SayLater() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // False: to wait for.
   bool TryFetch(const Waiting& fetch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // After each event of the core that may have made a version or found room.
   void FlushServed() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // After each event of the core that may have made a version or found room.
   void AfterEvent() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CloseUnread(StreamId id);
   void OfferMemory(WorkerStream* stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

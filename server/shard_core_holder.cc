@@ -80,7 +80,9 @@ absl::Status ShardCore::OnReport(StreamId id, const v1::RoundReport& report) {
     return absl::OutOfRangeError(absl::StrCat(evaluation ? "evaluation of version " : "report of round ",
                                               report.round(), "; the job has ", layout_->rounds(), " rounds"));
   }
-  // A worker has every chunk at the version that it speaks of, shard 0's too.
+  // Shard 0 has reached the version that a worker speaks of: the worker held it, or waited in the round (the
+  // evaluation) for a rank that did. Element 0 lies on the first stage, and no rank ends a pass, an evaluation or a
+  // Meet without it.
   const uint64_t newest = NewestOfShard0();
   if (report.round() > newest) {
     return absl::FailedPreconditionError(

@@ -45,10 +45,6 @@ namespace sluice {
 
 // The same on all workers: a receiver refuses what a sender with this window would not have sent.
 inline constexpr size_t kMailWindow = 16 << 20;  // bytes
-// A rank waits for others that may wait for servers, and those for other replicas: long enough for all of it. A peer
-// that is gone is noticed in seconds (on_unreachable, the scheduler's leases); this is for what nobody notices.
-inline constexpr absl::Duration kMailDeadline = absl::Minutes(5);
-
 struct MailPeer {
   uint32_t rank = 0;  // index in Plan.ranks
   v1::NodeId node;
@@ -60,7 +56,10 @@ struct PeerMailOptions {
   v1::NodeId node = {};
   Transport* transport = nullptr;  // outlives the mail
   size_t window = kMailWindow;
-  absl::Duration deadline = kMailDeadline;  // of a call of Send or Receive
+  // Of a call of Send or Receive. A rank waits for others that may wait for servers, for other replicas or for a
+  // replacement to come: workers know no limit. What is gone is noticed in seconds (on_unreachable, the scheduler's
+  // leases) and ends the generation; what merely takes long is logged with the rank that is waited for.
+  absl::Duration deadline = absl::InfiniteDuration();
   // With ranks of the same Rank.host_id, where that is known.
   bool shared_memory = false;
   // Waits before a broken stream is opened again: doubled from the first to the last until the peer welcomes it.

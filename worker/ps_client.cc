@@ -148,7 +148,7 @@ void PsClient::Pump(Link& link) {
   std::vector<BorrowedBytes> payload;
   // What goes to a host leader leaves over its network link next: it never waits for more.
   const bool described = link.in_region && link.frames->describes() && !link.server.leader;
-  while (link.queue.Next(&control, &payload, more_, described)) {
+  while (link.queue.Next(&control, &payload, more_ && !link.server.leader, described)) {
     link.stream->Write(link.frames->Encode(&control, payload));
   }
 }

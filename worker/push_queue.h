@@ -37,10 +37,10 @@ class PushQueue {
   // false where there is none. One contribution larger than the window goes when no acknowledgement is. Each of them
   // costs both ends a wake-up: they are asked for after every half of the window and with the last frame; an empty
   // one asks where the last that was sent did not know that it was. `more`: further contributions are added soon, and
-  // then this is called again. With `more` what does not fill a
-  // frame waits while something is under way: chunks are many and small where a model is cut. `described`: payloads
-  // stay where they lie and cost the server no memory. No window then; and with `more` frames leave only when they are
-  // full, for a frame's cost is in its number.
+  // then this is called again; what does not fill a frame (or, with nothing under way, a quarter of one) waits for
+  // them: chunks are many and small where a model is cut. `described`: payloads stay where they lie and cost the server
+  // no memory. No window then; and with `more` frames leave only when they are full, for a frame's cost is in its
+  // number.
   bool Next(v1::ChunkFrame* control, std::vector<BorrowedBytes>* payload, bool more = false, bool described = false);
 
   bool empty() const { return waiting_.empty(); }

@@ -480,6 +480,9 @@ double WorkerJob::GradientNorm(double count) const {
 
 void WorkerJob::Stopped(const Work& work) {
   client_.MoreFollow(false);
+  // What the pass waited for was a new generation.
+  if (stages_.has_value()) stages_->TakeWaited();
+  if (tensor_.has_value()) tensor_->TakeWaited();
   Deliver([&](RoundCore& core) { core.OnStopped(work.generation); });
 }
 

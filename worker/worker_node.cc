@@ -89,6 +89,7 @@ v1::Register WorkerNode::MakeRegister() const {
   message.set_address(options_.address);
   message.set_numeric_profile(backend_->numeric_profile());
   message.set_memory_limit(options_.memory_limit);
+  message.set_serves_peers(options_.serves_peers);
   message.set_sums_on_host(options_.serves_peers && options_.shared_memory);
   if (const std::shared_ptr<WorkerJob> job = Newest(); job != nullptr) {
     v1::JobGeneration* held = message.add_jobs();

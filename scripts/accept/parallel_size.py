@@ -29,6 +29,7 @@ def part_size(report, folder, quick):
         report.check(name + "T=1", "refused with the arithmetic", said, refused.returncode != 0 and str(limit) in said and " x " in said)
         _, status = c.run(small_gpt(folder, tensor=2) | {"train": {"rounds": 3, "batch": 8, "eval_every": 0}})
         report.check(name + "T=2", "trains", status["state"], status["state"] == "SUCCEEDED")
-    done = program(os.path.join(BIN, "frames_test"), "--gtest_filter=*TensorRanks*")
+    done = program(os.path.join(BIN, "frames_test"))
+    report.check("size: frames_test", "passes", "exit %d" % done.returncode, done.returncode == 0)
     one, four = map(float, re.search(r"small GPT: on 1 rank ([\d.]+), on 4 tensor ranks ([\d.]+)", done.stdout).groups())
     report.at_most("small GPT: frames a round at T=4 (%.1f) / at T=1 (%.1f)" % (four, one), 1.3, four / one)

@@ -11,6 +11,7 @@
 
 #include "client/spec_loading.h"
 #include "common/checkpoint.h"
+#include "common/checkpoint_manifest.h"
 #include "common/job_spec.h"
 #include "common/layout.h"
 #include "common/philox.h"
@@ -27,7 +28,7 @@ class ModelFiles : public testing::Test {
   std::string Publish(const v1::ModelSpec& model, uint64_t version, uint64_t seed) const {
     const std::string base = (folder_ / "run/checkpoints/job-1").string();
     v1::CheckpointManifest manifest;
-    manifest.set_format_version(1);
+    manifest.set_format_version(kCheckpointFormatVersion);
     manifest.set_job_id("job-1");
     manifest.set_timeline(1);
     manifest.set_version(version);

@@ -138,6 +138,39 @@ void ExpectLosses(const Outcome& found, const Outcome& expected) {
   EXPECT_GE(found.losses.size(), expected.losses.size() - (verdicts ? 0 : found.status.recoveries()));
 }
 
+// That the faults had their effect, and no other.
+void ExpectOutcome(Fault fault, const Outcome& outcome, const Outcome& expected) {
+  const v1::JobStatus& status = outcome.status;
+  switch (fault) {
+    case Fault::kWorkerRestarts:
+    case Fault::kWorkerIsReplaced:
+      EXPECT_GE(status.recoveries(), 1u);  // two deaths close together make one generation
+      EXPECT_EQ(status.rewinds(), 0u) << "a worker's death costs at most the open round";
+      ExpectLosses(outcome, expected);
+      break;
+    case Fault::kWorkerIsCutOff:
+      EXPECT_GE(status.recoveries(), uint32_t{kInstants});
+      break;
+    case Fault::kServerRestarts:
+    case Fault::kServerIsLost:
+      EXPECT_GE(status.rewinds(), 1u);
+      ExpectLosses(outcome, expected);
+      break;
+    case Fault::kSchedulerRestarts:
+      EXPECT_EQ(status.recoveries(), 0u) << "rounds go on without a scheduler";
+      break;
+    case Fault::kConnectionsBreak:
+      EXPECT_EQ(status.rewinds(), 0u) << "a broken connection loses nothing";
+      ExpectLosses(outcome, expected);
+      break;
+    case Fault::kEverythingRestarts:
+      EXPECT_GE(status.rewinds(), uint32_t{kInstants});
+      break;
+    case Fault::kMixture:
+      break;
+  }
+}
+
 // One run: a cluster, a job and what is done to it.
 class Trial {
  public:
@@ -308,8 +341,14 @@ class Trial {
       case 0:
         return cluster_.network().Break(DrawWorker(), server);
       case 4:
-      case 5:
-        return cluster_.network().Break(DrawWorker(), DrawWorker());
+      case 5: {  // ranks of one replica
+        const v1::JobStatus status = *cluster_.scheduler().Get(job_);
+        const uint64_t ranks = MeshOf(spec_.parallel()).ranks_of_replica();
+        const uint64_t a = Draw(static_cast<uint64_t>(workers_));
+        const uint64_t b = a / ranks * ranks + (a % ranks + 1 + Draw(ranks - 1)) % ranks;
+        return cluster_.network().Break(status.plan().ranks(static_cast<int>(a)).node().name(),
+                                        status.plan().ranks(static_cast<int>(b)).node().name());
+      }
       case 1:
         return cluster_.network().Break(DrawWorker(), "scheduler");
       case 2:
@@ -396,37 +435,9 @@ TEST_P(RecoveryTest, EndsWithTheBitsOfTheUndisturbedRun) {
     const Outcome& expected = undisturbed[seed % 2];
     const std::optional<Outcome> outcome = Trial(Spec(seed), GetParam(), seed).Train(/*disturbed=*/true);
     ASSERT_TRUE(outcome.has_value());
-    const v1::JobStatus& status = outcome->status;
-    EXPECT_EQ(outcome->hash, expected.hash) << status.ShortDebugString();
-    EXPECT_FALSE(status.has_exact_until_round());
-    switch (GetParam()) {
-      case Fault::kWorkerRestarts:
-      case Fault::kWorkerIsReplaced:
-        EXPECT_GE(status.recoveries(), 1u);  // two deaths close together make one generation
-        EXPECT_EQ(status.rewinds(), 0u) << "a worker's death costs at most the open round";
-        ExpectLosses(*outcome, expected);
-        break;
-      case Fault::kWorkerIsCutOff:
-        EXPECT_GE(status.recoveries(), uint32_t{kInstants});
-        break;
-      case Fault::kServerRestarts:
-      case Fault::kServerIsLost:
-        EXPECT_GE(status.rewinds(), 1u);
-        ExpectLosses(*outcome, expected);
-        break;
-      case Fault::kSchedulerRestarts:
-        EXPECT_EQ(status.recoveries(), 0u) << "rounds go on without a scheduler";
-        break;
-      case Fault::kConnectionsBreak:
-        EXPECT_EQ(status.rewinds(), 0u) << "a broken connection loses nothing";
-        ExpectLosses(*outcome, expected);
-        break;
-      case Fault::kEverythingRestarts:
-        EXPECT_GE(status.rewinds(), uint32_t{kInstants});
-        break;
-      case Fault::kMixture:
-        break;
-    }
+    EXPECT_EQ(outcome->hash, expected.hash) << outcome->status.ShortDebugString();
+    EXPECT_FALSE(outcome->status.has_exact_until_round());
+    ExpectOutcome(GetParam(), *outcome, expected);
   }
   if (undisturbed.size() == 2) {
     EXPECT_NE(undisturbed[0].hash, undisturbed[1].hash) << "hashes that see no difference";
@@ -494,13 +505,14 @@ TEST_P(MeshRecoveryTest, EndsWithTheBitsOfTheUndisturbedRun) {
     ASSERT_TRUE(expected.has_value() && outcome.has_value());
     EXPECT_EQ(outcome->hash, expected->hash) << outcome->status.ShortDebugString();
     EXPECT_FALSE(outcome->status.has_exact_until_round());
+    ExpectOutcome(GetParam(), *outcome, *expected);
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(All, MeshRecoveryTest,
                          ::testing::Values(Fault::kWorkerRestarts, Fault::kWorkerIsReplaced, Fault::kWorkerIsCutOff,
-                                           Fault::kServerRestarts, Fault::kSchedulerRestarts, Fault::kConnectionsBreak,
-                                           Fault::kEverythingRestarts, Fault::kMixture),
+                                           Fault::kServerRestarts, Fault::kServerIsLost, Fault::kSchedulerRestarts,
+                                           Fault::kConnectionsBreak, Fault::kEverythingRestarts, Fault::kMixture),
                          [](const auto& info) { return FaultName(info.param); });
 
 }  // namespace

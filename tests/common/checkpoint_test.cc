@@ -336,10 +336,10 @@ TEST(CheckpointTest, ManifestsFilesMustBeTheShards) {
 TEST(CheckpointTest, OtherFormatVersionsAndOtherFilesAreNamed) {
   const TemporaryFolder folder;
   ASSERT_TRUE(MakeDirectories(folder / "t1-v1").ok());
-  Spill(folder / "t1-v1/manifest.json", R"({"format_version": 2, "news": [1]})");
+  Spill(folder / "t1-v1/manifest.json", R"({"format_version": 3, "news": [1]})");
   absl::Status status = CheckpointReader::Open(folder / "t1-v1", false).status();
   EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
-  EXPECT_THAT(Text(status), HasSubstr("format version 2"));
+  EXPECT_THAT(Text(status), HasSubstr("format version 3"));
   for (const char* contents : {"", "not JSON", "[]", "{\"version\": \"x\"}"}) {
     Spill(folder / "t1-v1/manifest.json", contents);
     status = CheckpointReader::Open(folder / "t1-v1", false).status();

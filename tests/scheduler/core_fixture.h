@@ -47,6 +47,7 @@ class CoreFixture : public SchedulerActions {
     uint64_t memory_limit = 0;
     std::string host = "host";
     bool sums_on_host = false;
+    bool serves_peers = true;
     std::vector<v1::SchedulerMessage> inbox;  // since the last Clear
     std::map<std::string, v1::Plan> plans;    // newest of each job
     absl::Status closed;                      // by the scheduler
@@ -95,6 +96,7 @@ class CoreFixture : public SchedulerActions {
     *reg.mutable_node() = Id(name);
     reg.set_host_id(node.host);
     reg.set_sums_on_host(node.sums_on_host);
+    reg.set_serves_peers(node.serves_peers);
     reg.set_address(name + ":1");
     reg.set_numeric_profile(node.profile);
     reg.set_memory_limit(node.memory_limit);

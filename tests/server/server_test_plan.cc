@@ -3,6 +3,8 @@
 #include "absl/strings/str_cat.h"
 #include "common/job_spec.h"
 #include "common/log.h"
+#include "common/mesh.h"
+#include "tests/common/model_specs.h"
 
 namespace sluice {
 
@@ -31,17 +33,24 @@ v1::Plan ServerTestPlan::Proto() const {
     member->set_since(timeline);
     member->set_host_id(member->node().name());
   }
-  for (uint32_t d = 0; d < replicas; ++d) {
+  const Mesh mesh = {.data = replicas, .pipeline = pipeline, .tensor = tensor, .sequence_parallel = sequence_parallel};
+  for (uint32_t r = 0; r < mesh.ranks(); ++r) {
     v1::Rank* rank = plan.add_ranks();
-    rank->set_data(d);
-    *rank->mutable_node() = ServerTestNode("worker", d);
-    if (d < hosts.size()) rank->set_host_id(hosts[d]);
+    rank->set_data(mesh.place(r).data);
+    rank->set_pipeline(mesh.place(r).stage);
+    rank->set_tensor(mesh.place(r).tensor);
+    *rank->mutable_node() = ServerTestNode("worker", r);
+    if (r < hosts.size()) rank->set_host_id(hosts[r]);
   }
   plan.set_discipline(stream ? v1::Plan::STREAM : v1::Plan::VERDICT);
   v1::JobSpec* spec = plan.mutable_spec();
-  spec->mutable_model()->mutable_mlp()->set_inputs(3);
-  if (hidden > 0) spec->mutable_model()->mutable_mlp()->add_hidden(hidden);
-  spec->mutable_model()->mutable_mlp()->set_classes(2);
+  if (mesh.ranks_of_replica() > 1) {
+    *spec->mutable_model() = GptSpec(pipeline, tensor, tensor, /*context=*/2, /*vocabulary=*/tensor + 1);
+  } else {
+    spec->mutable_model()->mutable_mlp()->set_inputs(3);
+    if (hidden > 0) spec->mutable_model()->mutable_mlp()->add_hidden(hidden);
+    spec->mutable_model()->mutable_mlp()->set_classes(2);
+  }
   spec->mutable_data()->mutable_idx()->set_images("images");
   spec->mutable_data()->mutable_idx()->set_labels("labels");
   spec->mutable_train()->set_rounds(rounds);
@@ -56,6 +65,9 @@ v1::Plan ServerTestPlan::Proto() const {
   spec->mutable_optimizer()->mutable_sgd()->set_momentum(0.9);
   spec->mutable_optimizer()->set_clip_norm(clip_norm);
   spec->mutable_parallel()->set_data(replicas);
+  spec->mutable_parallel()->set_pipeline(pipeline);
+  spec->mutable_parallel()->set_tensor(tensor);
+  spec->mutable_parallel()->set_sequence_parallel(sequence_parallel);
   spec->mutable_init()->set_path(init_path);
   FillDefaults(spec);
   plan.set_hash(PlanHash(plan));

@@ -12,7 +12,8 @@
 
 namespace sluice {
 
-// An MLP of 3 inputs and 2 classes: 8 parameters (bias [2], weight [2, 3]), with a hidden layer of `hidden` more.
+// Where a replica is several ranks: the smallest GPT that they share. Else an MLP of 3 inputs and 2 classes: 8
+// parameters (bias [2], weight [2, 3]), with a hidden layer of `hidden` more.
 struct ServerTestPlan {
   std::string job = "job-1";
   uint32_t replicas = 2;
@@ -35,6 +36,8 @@ struct ServerTestPlan {
   std::optional<v1::CheckpointRef> checkpoint = {};
   std::string init_path = {};
   std::vector<std::string> hosts = {};  // of the ranks; servers are on others
+  uint32_t pipeline = 1, tensor = 1;
+  bool sequence_parallel = false;
 
   v1::Plan Proto() const;
   std::shared_ptr<const Layout> Make() const;

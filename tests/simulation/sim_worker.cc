@@ -17,6 +17,7 @@ v1::Register SimWorker::MakeRegister() const {
   r.set_role(v1::WORKER);
   *r.mutable_node() = id_;
   r.set_host_id(cluster_->config.HostOf(id_.name()));
+  r.set_serves_peers(true);
   r.set_sums_on_host(true);
   r.set_address(id_.name());
   r.set_numeric_profile("sim");
