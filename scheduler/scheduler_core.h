@@ -131,8 +131,8 @@ class SchedulerCore {
 
   // ---- scheduler_core_workers.cc
   std::vector<WorkerSlot> IdleWorkerSlots(const v1::JobSpec& spec) const;  // that can take a rank of it
-  std::vector<const KnownNode*> IdleWorkers() const;  // oldest registration first
-  std::vector<WorkerSlot> AllWorkerSlots(const v1::JobSpec& spec) const;     // busy ones too
+  std::vector<const KnownNode*> IdleWorkers() const;                       // oldest registration first
+  std::vector<WorkerSlot> AllWorkerSlots(const v1::JobSpec& spec) const;   // busy ones too
   // The plan's ranks with gaps filled; has_gap where idle workers do not suffice. A rank that has its worker keeps it.
   std::vector<v1::Rank> NextRanks(const JobEntry& job, bool* has_gap) const;
   Vacancy VacancyOf(const JobEntry& job, uint32_t rank) const;
