@@ -197,6 +197,51 @@ TEST_F(CoreMesh, AReplacementMustHoldItsRank) {
   EXPECT_THAT(status(job).message(), HasSubstr("less than the 120 bytes of rank 0"));
 }
 
+TEST_F(CoreMesh, OfTwoLostRanksTheLargerOneChoosesFirst) {
+  v1::JobSpec spec = StagesSpec(1);
+  v1::MlpSpec* mlp = spec.mutable_model()->mutable_mlp();
+  mlp->set_inputs(1);
+  mlp->clear_hidden();
+  mlp->add_hidden(1);
+  mlp->set_classes(20);
+  ASSERT_THAT(RankBytes(spec), ElementsAre(16, 320));
+  Server("s0");
+  for (const char* name : {"w0", "w1"}) Worker(name);
+  Settle();
+  const std::string job = Submit(spec);
+  Settle();
+  ASSERT_THAT(Ranks(job), ElementsAre("000 w0", "010 w1"));
+  Kill("w0");
+  Kill("w1");
+  Start("w2", v1::WORKER, "avx2/1", 320);  // could be either; the other one only the first
+  Start("w3", v1::WORKER, "avx2/1", 16);
+  Settle();
+  ReportAll(job, 0);
+  EXPECT_THAT(Ranks(job), ElementsAre("000 w3", "010 w2"));
+}
+
+TEST_F(CoreMesh, AWorkerThatTakesNoMailGetsNoRankOfAMesh) {
+  Server("s0");
+  Worker("w0");
+  Start("stock", v1::WORKER);
+  Break("stock");
+  node("stock").serves_peers = false;
+  Connect("stock");
+  Settle();
+  const std::string job = Submit(StagesSpec(1));
+  Settle();
+  EXPECT_THAT(status(job).message(), HasSubstr("waiting for 2 workers"));
+  Worker("w1");
+  Settle();
+  EXPECT_THAT(Ranks(job), ElementsAre("000 w0", "010 w1"));
+  Kill("w1");
+  Settle();
+  EXPECT_EQ(state(job), v1::RECOVERING) << "the stock client is no replacement either";
+  const std::string alone = Submit(SmallSpec(1));
+  Settle();
+  EXPECT_THAT(Ranks(alone), ElementsAre("000 stock"));
+}
+
 TEST_F(CoreMesh, StatusHasEachRanksTimes) {
   Server("s0");
   Worker("w0");
