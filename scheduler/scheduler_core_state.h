@@ -82,8 +82,8 @@ struct JobEntry {
 
   struct Pace {
     absl::Time at;
-    double count = 0;                      // targets
-    v1::RoundTime time;                    // mean
+    double count = 0;                   // targets
+    v1::RoundTime time;                 // mean
     std::vector<v1::RankTime> ranks{};  // by contributor
   };
   std::deque<Pace> pace;              // of the newest rounds, as their records came

@@ -168,7 +168,8 @@ TEST(MeshTest, WhatCannotBeCutIsRefusedWithTheNearestValue) {
   EXPECT_EQ(Refusal(gpt, {.pipeline = 5}),
             "parallel.pipeline: found 5; each stage needs at least one of the model's 4 layers; the nearest value "
             "allowed is 4");
-  EXPECT_THAT(Refusal(gpt, {.sequence_parallel = true}), HasSubstr("the nearest value allowed is false, or true with parallel.tensor 2"));
+  EXPECT_THAT(Refusal(gpt, {.sequence_parallel = true}),
+              HasSubstr("the nearest value allowed is false, or true with parallel.tensor 2"));
   EXPECT_THAT(Refusal(Mlp({4, 8, 3}), {.tensor = 2}), HasSubstr("only gpt2 models"));
   EXPECT_TRUE(CheckMesh(Mlp({4, 8, 3}), {.data = 2, .pipeline = 2}).ok());
   EXPECT_THAT(Refusal(Mlp({4, 8, 3}), {.pipeline = 3}), HasSubstr("the nearest value allowed is 2"));

@@ -17,8 +17,7 @@ v1::RoundReport Report(double compute, double wait, double answer) {
   return report;
 }
 
-void Expect(const v1::RankTime& time, uint32_t contributor, float compute, float exposed, float others,
-            float verdict) {
+void Expect(const v1::RankTime& time, uint32_t contributor, float compute, float exposed, float others, float verdict) {
   EXPECT_EQ(time.contributor(), contributor);
   EXPECT_FLOAT_EQ(time.compute(), compute);
   EXPECT_FLOAT_EQ(time.exposed(), exposed);
