@@ -66,9 +66,9 @@ void PeerMail::Begin(const std::shared_ptr<const Layout>& layout, uint32_t rank)
     const Mesh::Place place = mesh_.place(r);
     if (r == rank || (place.stage != own.stage && place.tensor != own.tensor)) continue;
     const v1::Rank& there = layout->plan().ranks(static_cast<int>(r));
-    auto link = std::make_unique<Link>(options_.window);
+    auto link = std::make_unique<Link>(
+        options_.window, Reopening::Pace{options_.first_delay, options_.last_delay, options_.accuse_after});
     link->peer = {r, there.node(), there.address()};
-    link->delay = options_.first_delay;
     const std::string& host = layout->plan().ranks(static_cast<int>(rank)).host_id();
     link->on_host = options_.shared_memory && !host.empty() && there.host_id() == host;
     if (link->on_host && region_ == nullptr) ShareMemory();

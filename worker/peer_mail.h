@@ -40,6 +40,7 @@
 #include "worker/event_gate.h"
 #include "worker/mail_boxes.h"
 #include "worker/parallel/collectives.h"
+#include "worker/reopening.h"
 
 namespace sluice {
 
@@ -140,7 +141,7 @@ class PeerMail {
 
   // A rank of one of the groups in the present generation.
   struct Link {
-    explicit Link(size_t window) : inbox(window), outbox(window) {}
+    Link(size_t window, const Reopening::Pace& pace) : inbox(window), outbox(window), reopening(pace) {}
 
     MailPeer peer;
     bool on_host = false;  // letters to it lie in the region
@@ -156,12 +157,8 @@ class PeerMail {
     bool welcomed = false;           // letters may go
     bool mapped = false;             // the peer has mapped the region
     bool pumping = false;            // a thread writes letters
-    absl::Time next_try = absl::InfinitePast();
-    absl::Duration delay;
-    absl::Time failing_since = absl::InfiniteFuture();
-    absl::Status refusal;   // as the present stream's refusal said
+    Reopening reopening;
     absl::Status to_ended;  // why the last one ended
-    int refusals = 0;       // that trying again does not mend
   };
   struct StreamKey {
     uint64_t generation = 0, life = 0;

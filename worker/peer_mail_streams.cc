@@ -9,7 +9,6 @@
 #include "common/version.h"
 #include "worker/mail_stream.h"
 #include "worker/peer_mail.h"
-#include "worker/refusals.h"
 
 namespace sluice {
 namespace {
@@ -150,7 +149,7 @@ PeerMail::Link* PeerMail::Find(const StreamKey& key) {
 absl::Time PeerMail::NextTry() const {
   absl::Time next = absl::InfiniteFuture();
   for (const auto& [rank, link] : links_) {
-    if (link->to == nullptr && !link->opening) next = std::min(next, link->next_try);
+    if (link->to == nullptr && !link->opening) next = std::min(next, link->reopening.next());
   }
   return next;
 }
@@ -169,9 +168,9 @@ void PeerMail::MailThread() {
       dropped.swap(dropped_);
       const absl::Time now = absl::Now();
       for (const auto& [rank, link] : links_) {
-        if (link->to != nullptr || link->opening || link->next_try > now) continue;
+        if (link->to != nullptr || link->opening || link->reopening.next() > now) continue;
         link->opening = true;
-        link->refusal = absl::OkStatus();
+        link->reopening.Begin();
         due.push_back({{generation_, ++link->life, rank}, link->peer});
       }
     }
@@ -220,12 +219,9 @@ absl::Status PeerMail::HandleFrame(const StreamKey& key, grpc::ByteBuffer messag
     absl::MutexLock lock(&mutex_);
     Link* link = Find(key);
     if (link == nullptr || link->to == nullptr) return absl::OkStatus();  // of a stream that was given up
-    link->failing_since = absl::InfiniteFuture();
+    link->reopening.Heard();
     if (frame.control.has_refusal()) {
-      const v1::Refusal& refusal = frame.control.refusal();
-      link->refusal =
-          absl::Status(static_cast<absl::StatusCode>(refusal.code()),
-                       absl::StrCat(refusal.message(), " (the peer's generation is ", refusal.generation(), ")"));
+      link->reopening.Refused(frame.control.refusal(), "the peer");
       return absl::OkStatus();  // the peer ends the stream
     }
     if (frame.control.has_welcome()) {
@@ -233,8 +229,8 @@ absl::Status PeerMail::HandleFrame(const StreamKey& key, grpc::ByteBuffer messag
       RETURN_IF_ERROR(link->outbox.Restart(frame.control.welcome().received(), frame.control.welcome().taken()));
       link->welcomed = true;
       link->mapped = link->on_host && region_ != nullptr && frame.control.mapped();
-      link->delay = options_.first_delay;
-      link->refusals = 0;
+      link->reopening.Serves();
+      link->reopening.ForgetRefusals();
     }
     if (frame.control.has_ack()) RETURN_IF_ERROR(link->outbox.Acknowledge(frame.control.ack().taken()));
     if (!frame.control.has_welcome()) return absl::OkStatus();
@@ -244,8 +240,7 @@ absl::Status PeerMail::HandleFrame(const StreamKey& key, grpc::ByteBuffer messag
 }
 
 void PeerMail::HandleClosed(const StreamKey& key, const absl::Status& closed) {
-  bool unreachable = false, refused = false;
-  absl::Status status = closed;
+  Reopening::Outcome outcome;
   MailPeer peer;
   {
     absl::MutexLock lock(&mutex_);
@@ -253,23 +248,14 @@ void PeerMail::HandleClosed(const StreamKey& key, const absl::Status& closed) {
     if (link == nullptr || (link->to == nullptr && !link->opening)) return;
     link->opening = false;
     Drop(*link);
-    if (!link->refusal.ok()) status = link->refusal;
-    link->to_ended = status;
+    outcome = link->reopening.Ended(closed, absl::Now());
+    link->to_ended = outcome.status;
     peer = link->peer;
-    const absl::Time now = absl::Now();
-    link->next_try = now + link->delay;
-    link->delay = std::min(link->delay * 2, options_.last_delay);
-    if (LastingRefusal(status)) refused = ++link->refusals % kMaxRefusals == 0;
-    if (link->failing_since == absl::InfiniteFuture()) link->failing_since = now;
-    if (now - link->failing_since >= options_.accuse_after) {
-      unreachable = true;
-      link->failing_since = now;
-    }
   }
   LOG_DEBUG("job {} generation {}: mail to rank {}, {} at {}, ended: {}", options_.job_id, key.generation, key.rank,
-            peer.node.name(), peer.address, status.ToString());
-  if (unreachable && options_.on_unreachable) options_.on_unreachable(key.generation, peer, status);
-  if (refused && options_.on_refused) options_.on_refused(key.generation, peer, status);
+            peer.node.name(), peer.address, outcome.status.ToString());
+  if (outcome.unreachable && options_.on_unreachable) options_.on_unreachable(key.generation, peer, outcome.status);
+  if (outcome.refused && options_.on_refused) options_.on_refused(key.generation, peer, outcome.status);
 }
 
 }  // namespace sluice

@@ -8,7 +8,6 @@
 #include "common/status_macros.h"
 #include "common/version.h"
 #include "common/wire_format.h"
-#include "worker/refusals.h"
 
 namespace sluice {
 // Events of one stream.
@@ -49,11 +48,10 @@ void PsClient::Open(uint64_t generation, uint32_t contributor, std::vector<Serve
   generation_ = generation;
   contributor_ = contributor;
   for (ServerEnd& server : servers) {
-    auto link = std::make_unique<Link>();
+    auto link =
+        std::make_unique<Link>(Reopening::Pace{options_.first_delay, options_.last_delay, options_.accuse_after});
     link->server = std::move(server);
     link->queue = PushQueue(options_.window);
-    link->next_try = absl::InfinitePast();
-    link->delay = options_.first_delay;
     links_.push_back(std::move(link));
   }
   changed_ = true;
@@ -163,7 +161,7 @@ void PsClient::Drop(Link& link) {
 absl::Time PsClient::NextTry() const {
   absl::Time next = absl::InfiniteFuture();
   for (const auto& link : links_) {
-    if (link->stream == nullptr && !link->opening) next = std::min(next, link->next_try);
+    if (link->stream == nullptr && !link->opening) next = std::min(next, link->reopening.next());
   }
   return next;
 }
@@ -183,10 +181,10 @@ void PsClient::ClientThread() {
       const absl::Time now = absl::Now();
       for (size_t i = 0; i < links_.size(); ++i) {
         Link& link = *links_[i];
-        if (link.stream != nullptr || link.opening || link.next_try > now) continue;
+        if (link.stream != nullptr || link.opening || link.reopening.next() > now) continue;
         link.opening = true;
         link.frames = std::make_shared<SharedFrames>();
-        link.refusal = absl::OkStatus();
+        link.reopening.Begin();
         due.push_back({{generation_, ++link.life, i}, link.server});
       }
     }
@@ -261,14 +259,11 @@ absl::Status PsClient::HandleFrame(const StreamKey& key, grpc::ByteBuffer messag
     Link* link = Find(key);
     if (link == nullptr) return absl::OkStatus();
     if (frame.control.has_refusal()) {
-      const v1::Refusal& refusal = frame.control.refusal();
-      link->refusal =
-          absl::Status(static_cast<absl::StatusCode>(refusal.code()),
-                       absl::StrCat(refusal.message(), " (the server's generation is ", refusal.generation(), ")"));
+      link->reopening.Refused(frame.control.refusal(), "the server");
       return absl::OkStatus();  // the server ends the stream
     }
-    link->failing_since = absl::InfiniteFuture();
-    link->delay = options_.first_delay;
+    link->reopening.Heard();
+    link->reopening.Serves();
     if (has_answer && link->stream != nullptr) link->stream->Write(EncodeFrame(answer, {}));
     if (frame.control.has_ack()) {
       RETURN_IF_ERROR(link->queue.Acknowledge(frame.control.ack().bytes()));
@@ -292,8 +287,8 @@ absl::Status PsClient::HandleFrame(const StreamKey& key, grpc::ByteBuffer messag
 }
 
 void PsClient::HandleClosed(const StreamKey& key, const absl::Status& closed) {
-  bool was_up = false, unreachable = false, refused = false;
-  absl::Status status = closed;
+  bool was_up = false;
+  Reopening::Outcome outcome;
   {
     absl::MutexLock lock(&mutex_);
     Link* link = Find(key);
@@ -301,22 +296,13 @@ void PsClient::HandleClosed(const StreamKey& key, const absl::Status& closed) {
     was_up = link->stream != nullptr;
     link->opening = false;
     Drop(*link);
-    if (!link->refusal.ok()) status = link->refusal;
-    const absl::Time now = absl::Now();
-    link->next_try = now + link->delay;
-    link->delay = std::min(link->delay * 2, options_.last_delay);
-    if (LastingRefusal(status)) refused = ++link->refusals % kMaxRefusals == 0;
-    if (link->failing_since == absl::InfiniteFuture()) link->failing_since = now;
-    if (now - link->failing_since >= options_.accuse_after) {
-      unreachable = true;
-      link->failing_since = now;
-    }
+    outcome = link->reopening.Ended(closed, absl::Now());
     LOG_DEBUG("job {} generation {}: stream to {} at {} ended: {}", options_.job_id, key.generation,
-              link->server.node.name(), link->server.address, status.ToString());
+              link->server.node.name(), link->server.address, outcome.status.ToString());
   }
-  if (was_up) events_->OnStreamDown(key.generation, key.server, status);
-  if (unreachable) events_->OnUnreachable(key.generation, key.server, status);
-  if (refused) events_->OnRefused(key.generation, key.server, status);
+  if (was_up) events_->OnStreamDown(key.generation, key.server, outcome.status);
+  if (outcome.unreachable) events_->OnUnreachable(key.generation, key.server, outcome.status);
+  if (outcome.refused) events_->OnRefused(key.generation, key.server, outcome.status);
 }
 
 }  // namespace sluice

@@ -20,6 +20,7 @@
 #include "sluice/v1/plan.pb.h"
 #include "worker/event_gate.h"
 #include "worker/push_queue.h"
+#include "worker/reopening.h"
 #include "worker/round_core.h"
 
 namespace sluice {
@@ -102,6 +103,8 @@ class PsClient {
  private:
   class Handler;
   struct Link {
+    explicit Link(const Reopening::Pace& pace) : reopening(pace) {}
+
     ServerEnd server;
     uint64_t life = 0;                     // counts openings: events of an earlier stream are told apart
     std::shared_ptr<ByteStream> stream;    // null while down
@@ -109,11 +112,7 @@ class PsClient {
     bool opening = false;                  // Open was called, its result not yet noted
     PushQueue queue;
     bool in_region = false;  // contributions lie in the memory that the server may map
-    absl::Time next_try;
-    absl::Duration delay;
-    absl::Time failing_since = absl::InfiniteFuture();
-    absl::Status refusal;  // as the present stream's refusal said
-    int refusals = 0;      // that trying again does not mend, in this generation
+    Reopening reopening;
   };
   struct StreamKey {
     uint64_t generation = 0, life = 0;

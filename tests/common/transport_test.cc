@@ -37,6 +37,24 @@ class TransportTest : public testing::TestWithParam<Kind> {
   std::unique_ptr<Transport> transport_;
 };
 
+// Makes the accepting end of the streams that follow stand still in its first message.
+class StuckReader {
+ public:
+  explicit StuckReader(Net* net) {
+    net->parameter.make = [this](const std::shared_ptr<ByteStream>&) {
+      return std::make_shared<Recorder>([this](const std::string&) {
+        if (!reading_.HasBeenNotified()) reading_.Notify();
+        go_on_.WaitForNotification();
+      });
+    };
+  }
+  bool AwaitReading() { return reading_.WaitForNotificationWithTimeout(kDeadline); }
+  void GoOn() { go_on_.Notify(); }
+
+ private:
+  absl::Notification reading_, go_on_;
+};
+
 TEST_P(TransportTest, MessagesArriveInOrderBothWays) {
   auto client = std::make_shared<Recorder>();
   auto stream = Open(client);
@@ -299,22 +317,16 @@ TEST_P(TransportTest, DestroyedTransportCallsNobodyAnyMore) {
 }
 
 TEST_P(TransportTest, SlowReaderHoldsTheSenderBack) {
-  absl::Notification reading, go_on;
-  net_->parameter.make = [&](const std::shared_ptr<ByteStream>&) {
-    return std::make_shared<Recorder>([&](const std::string&) {
-      if (!reading.HasBeenNotified()) reading.Notify();
-      go_on.WaitForNotification();
-    });
-  };
+  StuckReader reader(net_.get());
   auto client = std::make_shared<Recorder>();
   auto stream = Open(client);
   constexpr size_t kCount = 64, kBytes = 1 << 20;
   for (size_t i = 0; i < kCount; ++i) stream->Write(Message(std::string(kBytes, 'x')));
-  ASSERT_TRUE(reading.WaitForNotificationWithTimeout(kDeadline));
+  ASSERT_TRUE(reader.AwaitReading());
   // Whatever sockets and flow control hold, most of it must still wait here.
   EXPECT_GT(stream->queued_bytes(), kCount * kBytes / 4);
   EXPECT_LE(stream->queued_bytes(), kCount * kBytes);
-  go_on.Notify();
+  reader.GoOn();
   net_->parameter.Await().recorder->AwaitTexts(kCount);
   stream->Close(absl::OkStatus());
   EXPECT_EQ(client->AwaitClosed(), absl::OkStatus());
@@ -323,26 +335,20 @@ TEST_P(TransportTest, SlowReaderHoldsTheSenderBack) {
 
 // What takes another's place in the queue: the last one arrives, never an older one after a newer one.
 TEST_P(TransportTest, LatestMessagesTakeEachOthersPlace) {
-  absl::Notification reading, go_on;
-  net_->parameter.make = [&](const std::shared_ptr<ByteStream>&) {
-    return std::make_shared<Recorder>([&](const std::string&) {
-      if (!reading.HasBeenNotified()) reading.Notify();
-      go_on.WaitForNotification();
-    });
-  };
+  StuckReader reader(net_.get());
   auto client = std::make_shared<Recorder>();
   auto stream = Open(client);
   constexpr size_t kBig = 32, kBytes = 1 << 20;
   constexpr int kLatest = 100;
   for (size_t i = 0; i < kBig; ++i) stream->Write(Message(std::string(kBytes, 'x')));
-  ASSERT_TRUE(reading.WaitForNotificationWithTimeout(kDeadline));
+  ASSERT_TRUE(reader.AwaitReading());
   for (int i = 1; i <= kLatest; ++i) {
     stream->WriteLatest(Message(absl::StrCat(i)));
     if (i == kLatest / 2) stream->Write(Message("between"));
   }
   EXPECT_LE(stream->queued_bytes(), kBig * kBytes + 7 + 3 * kLatest);
   stream->Close(absl::OkStatus());
-  go_on.Notify();
+  reader.GoOn();
   const auto accepted = net_->parameter.Await();
   EXPECT_EQ(accepted.recorder->AwaitClosed(), absl::OkStatus());
   EXPECT_EQ(client->AwaitClosed(), absl::OkStatus());
@@ -364,20 +370,14 @@ TEST_P(TransportTest, LatestMessagesTakeEachOthersPlace) {
 }
 
 TEST_P(TransportTest, ClosingDoesNotWaitForAStuckPeer) {
-  absl::Notification reading, go_on;
-  net_->parameter.make = [&](const std::shared_ptr<ByteStream>&) {
-    return std::make_shared<Recorder>([&](const std::string&) {
-      if (!reading.HasBeenNotified()) reading.Notify();
-      go_on.WaitForNotification();
-    });
-  };
+  StuckReader reader(net_.get());
   auto client = std::make_shared<Recorder>();
   auto stream = Open(client);
   for (int i = 0; i < 64; ++i) stream->Write(Message(std::string(1 << 20, 'x')));
-  ASSERT_TRUE(reading.WaitForNotificationWithTimeout(kDeadline));
+  ASSERT_TRUE(reader.AwaitReading());
   stream->Close(absl::OkStatus());
   EXPECT_EQ(client->AwaitClosed(), absl::OkStatus());  // the peer has read one message of 64
-  go_on.Notify();
+  reader.GoOn();
   EXPECT_FALSE(net_->parameter.Await().recorder->AwaitClosed().ok() && GetParam().cuts_when_stuck);
 }
 
