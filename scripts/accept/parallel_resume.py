@@ -11,8 +11,8 @@ CHANGES = (((1, 1, 1), (1, 2, 2)), ((2, 2, 1), (1, 1, 2)), ((1, 1, 2), (1, 4, 1)
 
 
 def part_resume(report, folder, quick):
-    done = program(os.path.join(BIN, "chunk_store_test"), "--gtest_filter=*Layout*")
-    report.check("value and optimizer state written in one layout, read in another: bits (chunk_store_test)", "passes",
+    done = program(os.path.join(BIN, "chunk_source_test"), "--gtest_filter=*Layout*")
+    report.check("value and optimizer state written in one layout, read in another: bits (chunk_source_test)", "passes",
                  "exit %d" % done.returncode, done.returncode == 0 and "PASSED" in done.stdout)
     golden = Golden(os.path.join(folder, "mesh-resume"))
     reference = golden.reference["cases"]["adamw_clip"]
