@@ -4,7 +4,8 @@ import os
 import shutil
 import time
 
-from runner import DATA
+import tensors
+from runner import DATA, rows_of
 
 
 class Golden:
@@ -42,6 +43,25 @@ class Golden:
         out = os.path.join(self.folder, "export-%d" % time.time_ns())
         cluster.sluice("export", job, out)
         return os.path.join(out, "model.safetensors")
+
+
+def golden_rows(report, program_name, done):
+    """What a test program measured itself, and that it passed."""
+    rows = list(rows_of(done.stdout))
+    for what, target, measured, verdict in rows:
+        report.add("in-process " + what, target, measured, verdict)
+    report.check("in-process: " + program_name, "passes", "exit %d" % done.returncode, done.returncode == 0 and rows != [])
+
+
+def check_job(report, name, cluster, golden, case, job, first=0):
+    """A job's losses from round `first` on and its final parameters against the reference. Returns its exported weights."""
+    error = max(abs(a - b) for a, b in zip(losses(cluster, job), golden.reference["cases"][case]["losses"][first:], strict=True))
+    report.at_most(name + ": loss error", 5e-6, error)
+    weights = golden.export(cluster, job)
+    expected = tensors.read(os.path.join(DATA, "golden", "gpt2_%s_after_12.safetensors" % case))
+    report.at_most(name + ": parameters, relative norm", 2e-5,
+                   tensors.relative_norm(tensors.read(weights), expected, case.startswith("adam")))
+    return weights
 
 
 def losses(cluster, job):

@@ -13,41 +13,23 @@ import numpy as np
 import tensors
 from cluster import BIN, Cluster
 from data_path_push_pull import bench
-from golden import Golden, losses
+from golden import Golden, check_job, golden_rows
 from nano import nano_spec
-from runner import DATA, OPENMP_BLAS, PYTHON, SHARED, program, run_parts
-
-
-def rows_of(output):
-    """Programs print 'ROW what | target | measured | ok' for numbers that they measure themselves."""
-    for line in output.splitlines():
-        if line.startswith("ROW "):
-            what, target, measured, verdict = [x.strip() for x in line[4:].split("|")]
-            yield what, target, measured, verdict
+from runner import DATA, OPENMP_BLAS, PYTHON, SHARED, program, rows_of, run_parts
 
 
 # ------------------------------------------------------------------------------------------------------ golden
 def part_golden(report, folder):
     kept = os.path.join(folder, "in-process")
     done = program(os.path.join(BIN, "golden_test"), env=dict(os.environ, SLUICE_GOLDEN_EXPORT=kept))
-    found = False
-    for what, target, measured, verdict in rows_of(done.stdout):
-        found = True
-        report.add("in-process " + what, target, measured, verdict)
-    report.check("in-process golden matrix (golden_test)", "passes", "exit %d" % done.returncode, done.returncode == 0 and found)
+    golden_rows(report, "golden matrix (golden_test)", done)
     golden = Golden(os.path.join(folder, "golden"))
     runs = [("sgd", 1, 1, 0), ("momentum", 2, 2, 4096), ("adamw", 3, 4, 997), ("adamw_clip", 2, 2, 997)]
     for case, servers, workers, chunk in runs:
+        name = "processes %s, %d servers, %d workers" % (case, servers, workers)
         with Cluster(servers=servers, workers=workers) as c:
             job, _ = c.run(golden.spec(case, workers, chunk))
-            reference = golden.reference["cases"][case]
-            error = max(abs(a - b) for a, b in zip(losses(c, job), reference["losses"]))
-            weights = golden.export(c, job)
-        name = "processes %s, %d servers, %d workers" % (case, servers, workers)
-        report.at_most(name + ": loss error", 5e-6, error)
-        expected = tensors.read(os.path.join(DATA, "golden", "gpt2_%s_after_12.safetensors" % case))
-        report.at_most(name + ": parameters, relative norm", 2e-5,
-                       tensors.relative_norm(tensors.read(weights), expected, case.startswith("adam")))
+            weights = check_job(report, name, c, golden, case, job)
         want = tensors.digest(os.path.join(kept, "%s_%d" % (case, workers), "model.safetensors"))
         report.check(name + ": hash equals in-process", want, tensors.digest(weights), want == tensors.digest(weights))
 

@@ -5,7 +5,7 @@ import re
 
 from cluster import BIN, Cluster
 from parallel_pipeline import small_gpt
-from runner import program
+from runner import program, rows_of
 
 NEEDS_SHARED = False
 
@@ -14,10 +14,8 @@ def part_size(report, folder, quick):
     for test in ("mesh_test", "layout_test", "mesh_costs_test", "model_traffic_test"):
         done = program(os.path.join(BIN, test))
         report.check("size: " + test, "passes", "exit %d" % done.returncode, done.returncode == 0)
-        for line in done.stdout.splitlines():
-            if line.startswith("ROW "):
-                what, target, measured, verdict = [x.strip() for x in line[4:].split("|")]
-                report.add(what, target, measured, verdict)
+        for row in rows_of(done.stdout):
+            report.add(*row)
     limit = 20000000
     with Cluster(servers=1, workers=2, worker_flags=["--memory_limit=%d" % limit]) as c:
         name = "small GPT, workers with --memory_limit %d: " % limit

@@ -23,6 +23,14 @@ def program(*args, timeout=3600, env=None):
                           stdin=subprocess.DEVNULL)
 
 
+def rows_of(output):
+    """Programs print 'ROW what | target | measured | ok' for numbers that they measure themselves."""
+    for line in output.splitlines():
+        if line.startswith("ROW "):
+            what, target, measured, verdict = [x.strip() for x in line[4:].split("|")]
+            yield what, target, measured, verdict
+
+
 def parts_in_files(subject):
     """For run_parts, of a subject whose parts are modules <subject>_<part>.py with a function part_<part>; NEEDS_SHARED = False
     says that it runs without the shared data."""
