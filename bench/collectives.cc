@@ -37,7 +37,6 @@
 #include "common/job_spec.h"
 #include "common/layout.h"
 #include "common/log.h"
-#include "common/rpc.h"
 #include "common/status_macros.h"
 #include "nlohmann/json.hpp"
 #include "sluice/v1/peer.grpc.pb.h"
@@ -325,18 +324,10 @@ absl::Status Measure() {
   return absl::OkStatus();
 }
 
-int Main() {
-  InitLog("bench", "warn");
-  TuneMalloc();  // as daemons do
-  const absl::Status status = Measure();
-  if (!status.ok()) std::fprintf(stderr, "bench_collectives: %s\n", std::string(status.message()).c_str());
-  return status.ok() ? 0 : absl::IsInvalidArgument(status) ? 2 : 1;
-}
-
 }  // namespace
 }  // namespace sluice
 
 int main(int argc, char** argv) {
   absl::ParseCommandLine(argc, argv);
-  return sluice::Main();
+  return sluice::RunBench("bench_collectives", sluice::Measure);
 }

@@ -4,6 +4,7 @@
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <fstream>
 #include <thread>
 
@@ -11,6 +12,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "common/log.h"
+#include "common/rpc.h"
 
 namespace sluice {
 
@@ -60,6 +63,14 @@ std::string DateAndMachine() {
 std::string PriorityName() {
   const int policy = sched_getscheduler(0) & ~SCHED_RESET_ON_FORK;
   return policy == SCHED_FIFO || policy == SCHED_RR ? "real-time priority" : "normal priority";
+}
+
+int RunBench(const char* program, absl::FunctionRef<absl::Status()> measure) {
+  InitLog("bench", "warn");
+  TuneMalloc();
+  const absl::Status status = measure();
+  if (!status.ok()) std::fprintf(stderr, "%s: %s\n", program, std::string(status.message()).c_str());
+  return status.ok() ? 0 : absl::IsInvalidArgument(status) ? 2 : 1;
 }
 
 }  // namespace sluice

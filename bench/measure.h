@@ -1,9 +1,12 @@
-// What a measurement says about itself: the machine, the cores, CPU time, quartiles.
+// What a measurement says about itself: the machine, the cores, CPU time, quartiles. How a bench begins and ends.
 #ifndef SLUICE_BENCH_MEASURE_H_
 #define SLUICE_BENCH_MEASURE_H_
 
 #include <string>
 #include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
 
 namespace sluice {
 
@@ -29,6 +32,10 @@ std::string DateAndMachine();
 // "real-time priority" under SCHED_FIFO or SCHED_RR, else "normal priority": whether other programs on these cores were
 // in the way.
 std::string PriorityName();
+
+// Log to stderr from warnings on, malloc as in daemons; then `measure`. An error goes to stderr under the program's
+// name. The exit code: 0, 2 for INVALID_ARGUMENT (of flags), else 1.
+int RunBench(const char* program, absl::FunctionRef<absl::Status()> measure);
 
 }  // namespace sluice
 

@@ -51,8 +51,6 @@
 #include "bench/measure.h"
 #include "bench/round_trip.h"
 #include "bench/transfer_nodes.h"
-#include "common/log.h"
-#include "common/rpc.h"
 #include "common/status_macros.h"
 #include "nlohmann/json.hpp"
 
@@ -365,18 +363,10 @@ absl::Status Measure() {
   return absl::OkStatus();
 }
 
-int Main() {
-  InitLog("bench", "warn");
-  TuneMalloc();  // as daemons do
-  const absl::Status status = Measure();
-  if (!status.ok()) std::fprintf(stderr, "bench_push_pull: %s\n", std::string(status.message()).c_str());
-  return status.ok() ? 0 : absl::IsInvalidArgument(status) ? 2 : 1;
-}
-
 }  // namespace
 }  // namespace sluice
 
 int main(int argc, char** argv) {
   absl::ParseCommandLine(argc, argv);
-  return sluice::Main();
+  return sluice::RunBench("bench_push_pull", sluice::Measure);
 }

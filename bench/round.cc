@@ -33,8 +33,6 @@
 #include "absl/strings/str_split.h"
 #include "bench/measure.h"
 #include "bench/round_nodes.h"
-#include "common/log.h"
-#include "common/rpc.h"
 #include "common/status_macros.h"
 #include "nlohmann/json.hpp"
 
@@ -270,11 +268,7 @@ int Main() {
     std::fprintf(stderr, "bench_round: --rounds and --repeats must be at least 1\n");
     return 2;
   }
-  TuneMalloc();  // as daemons do
-  InitLog("bench", "warn");
-  const absl::Status status = absl::GetFlag(FLAGS_gpt) ? Gpt() : Synthetic();
-  if (!status.ok()) std::fprintf(stderr, "bench_round: %s\n", std::string(status.message()).c_str());
-  return status.ok() ? 0 : absl::IsInvalidArgument(status) ? 2 : 1;
+  return RunBench("bench_round", absl::GetFlag(FLAGS_gpt) ? Gpt : Synthetic);
 }
 
 }  // namespace
