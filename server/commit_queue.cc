@@ -89,8 +89,6 @@ void CommitQueue::Send(bool all) {
     if (waiting_.empty() || (!all && waiting_bytes_ < most)) return;
     // What is described does not wait in the stream.
     const size_t queued = Count(), next = described_ ? 0 : NextFrame(most);
-    // A small one waits while the stream has something to write: OnWritten comes back to it.
-    if (queued > 0 && waiting_bytes_ < most) return;
     if (queued > 0 && (queued + next > share + kControlParts || !memory_->Fits(next))) return;
     SendFrame(most);
     Count();

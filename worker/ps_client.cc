@@ -51,7 +51,7 @@ void PsClient::Open(uint64_t generation, uint32_t contributor, std::vector<Serve
     auto link =
         std::make_unique<Link>(Reopening::Pace{options_.first_delay, options_.last_delay, options_.accuse_after});
     link->server = std::move(server);
-    link->queue = PushQueue(options_.window);
+    link->queue = PushQueue(options_.window, kMaxFramePayload, options_.patient);
     links_.push_back(std::move(link));
   }
   changed_ = true;
@@ -208,7 +208,7 @@ void PsClient::OpenLink(const StreamKey& key, const ServerEnd& server) {
     }
     link->opening = false;
     link->stream = std::move(stream);
-    link->queue = PushQueue(options_.window);
+    link->queue = PushQueue(options_.window, kMaxFramePayload, options_.patient);
     v1::ChunkFrame frame;
     v1::StreamHello* hello = frame.mutable_hello();
     hello->set_protocol_version(kProtocolVersion);

@@ -30,6 +30,7 @@ struct PsClientOptions {
   v1::NodeId node;
   Transport* transport = nullptr;  // outlives the client
   bool residuals = false;          // it sends residuals for checkpoints
+  bool patient = false;            // pushes, as PushQueue has it
   size_t window = kPushWindow;
   // Waits before a broken stream is opened again: doubled from the first to the last until a message has come down.
   absl::Duration first_delay = absl::Milliseconds(10);

@@ -14,14 +14,14 @@ constexpr int kMaxHeaders = 2048;  // of a frame: keeps its control part far bel
 }  // namespace
 
 void PushQueue::Add(v1::ChunkHeader header, BorrowedBytes bytes) {
-  waiting_bytes_ += bytes.size;
+  waiting_elements_ += header.elements();
   waiting_.push_back({std::move(header), std::move(bytes)});
 }
 
 void PushQueue::DropBefore(uint64_t round) {
   std::erase_if(waiting_, [&](const Entry& entry) {
     if (entry.header.round() >= round) return false;
-    waiting_bytes_ -= entry.bytes.size;
+    waiting_elements_ -= entry.header.elements();
     return true;
   });
 }
@@ -44,7 +44,8 @@ bool PushQueue::Next(v1::ChunkFrame* control, std::vector<BorrowedBytes>* payloa
     return true;
   }
   const size_t most = described ? std::max(frame_bytes_, kDescribedPayload) : std::min(frame_bytes_, granted_);
-  if (more && waiting_bytes_ < (described || unacknowledged() > 0 ? most : most / 4)) return false;
+  const size_t worth = described || unacknowledged() > 0 ? most : most / 4;
+  if (more && (described || patient_) && waiting_elements_ * sizeof(float) < worth) return false;
   size_t bytes = 0;
   absl::flat_hash_set<uint64_t> chunks;
   while (!waiting_.empty() && control->header_size() < kMaxHeaders) {
@@ -56,12 +57,12 @@ bool PushQueue::Next(v1::ChunkFrame* control, std::vector<BorrowedBytes>* payloa
     if (size > 0 && !described && asked_ > acknowledged_ && unacknowledged() + size > granted_) break;
     bytes += size;
     sent_ += size;
+    waiting_elements_ -= entry.header.elements();
     *control->add_header() = std::move(entry.header);
     if (size > 0) payload->push_back(std::move(entry.bytes));
     waiting_.pop_front();
   }
   if (control->header_size() == 0) return false;
-  waiting_bytes_ -= bytes;
   if ((waiting_.empty() && !more) || sent_ - asked_ >= granted_ / 2) {
     asked_ = sent_;
   } else {

@@ -21,8 +21,10 @@ inline constexpr size_t kDescribedPayload = 2 << 20;
 // Not thread-safe. Contributions leave in the order in which they were added.
 class PushQueue {
  public:
-  explicit PushQueue(size_t window = kPushWindow, size_t frame_bytes = kMaxFramePayload)
-      : window_(window), granted_(window), frame_bytes_(frame_bytes) {}
+  // `patient`: not where a chunk's answer comes back while others are still being pushed; there a frame that waits is
+  // time that the way back does nothing.
+  explicit PushQueue(size_t window = kPushWindow, size_t frame_bytes = kMaxFramePayload, bool patient = false)
+      : window_(window), granted_(window), frame_bytes_(frame_bytes), patient_(patient) {}
 
   // `bytes` is empty for an empty contribution. Nothing is copied.
   void Add(v1::ChunkHeader header, BorrowedBytes bytes);
@@ -37,10 +39,10 @@ class PushQueue {
   // false where there is none. One contribution larger than the window goes when no acknowledgement is. Each of them
   // costs both ends a wake-up: they are asked for after every half of the window and with the last frame; an empty
   // one asks where the last that was sent did not know that it was. `more`: further contributions are added soon, and
-  // then this is called again; what does not fill a frame (or, with nothing under way, a quarter of one) waits for
-  // them: chunks are many and small where a model is cut. `described`: payloads stay where they lie and cost the server
-  // no memory. No window then; and with `more` frames leave only when they are full, for a frame's cost is in its
-  // number.
+  // then this is called again. Where the queue is `patient`, what does not fill a frame (or, with nothing under way, a
+  // quarter of one), as float32, then waits for them: chunks are many and small where a model is cut. `described`:
+  // payloads stay where they lie and cost the server no memory. No window then; and with `more` frames leave only when
+  // they are full, for a frame's cost is in its number.
   bool Next(v1::ChunkFrame* control, std::vector<BorrowedBytes>* payload, bool more = false, bool described = false);
 
   bool empty() const { return waiting_.empty(); }
@@ -54,8 +56,9 @@ class PushQueue {
 
   size_t window_, granted_;
   size_t frame_bytes_;
+  bool patient_;
   std::deque<Entry> waiting_;
-  size_t waiting_bytes_ = 0;
+  uint64_t waiting_elements_ = 0;  // encoded in fewer bytes, they stand for as much computing
   uint64_t sent_ = 0;
   uint64_t asked_ = 0;  // of sent_, for an acknowledgement
   uint64_t acknowledged_ = 0;

@@ -64,7 +64,8 @@ WorkerJob::WorkerJob(const WorkerJobOptions& options, std::shared_ptr<const Layo
       client_({.job_id = id_,
                .node = options.node,
                .transport = options.transport,
-               .residuals = ErrorFeedback(layout_->plan().spec()) && !layout_->async()},
+               .residuals = ErrorFeedback(layout_->plan().spec()) && !layout_->async(),
+               .patient = layout_->plan().discipline() == v1::Plan::VERDICT},
               this) {
   const Mesh& mesh = layout_->mesh();
   if (mesh.tensor > 1) tensor_.emplace(mail_->tensor(), options.clock);

@@ -60,7 +60,7 @@ class PushQueueTest : public ::testing::Test {
   }
 
   std::vector<float> memory_ = std::vector<float>(1000);
-  PushQueue queue_{1000, 400};  // bytes
+  PushQueue queue_{1000, 400, /*patient=*/true};  // bytes
 };
 
 TEST_F(PushQueueTest, NeighboursTravelTogetherUpToAFrame) {
@@ -165,6 +165,22 @@ TEST_F(PushQueueTest, AsksForAcknowledgementsOfHalfOfTheWindowAndOfTheEnd) {
   ASSERT_TRUE(queue_.Acknowledge(840).ok());
   for (uint64_t chunk = 6; chunk < 9; ++chunk) Add(chunk, 60);
   EXPECT_THAT(asks(false), ElementsAre(false, false, true));
+}
+
+TEST_F(PushQueueTest, WaitsForCompanyOnlyWherePatientAndByWhatItStandsFor) {
+  v1::ChunkFrame control;
+  std::vector<BorrowedBytes> payload;
+  PushQueue impatient(1000, 400);
+  for (uint64_t chunk = 0; chunk < 2; ++chunk) {
+    impatient.Add(PushHeader(chunk, 0, 10), {memory_.data(), 40, nullptr});
+    EXPECT_TRUE(impatient.Next(&control, &payload, /*more=*/true)) << "the second one too, though one is under way";
+  }
+  Add(0, 30);
+  ASSERT_TRUE(queue_.Next(&control, &payload, /*more=*/true));
+  Add(1, 30);
+  EXPECT_FALSE(queue_.Next(&control, &payload, /*more=*/true));
+  queue_.Add(PushHeader(2, 0, 70), {memory_.data(), 70, nullptr});  // a byte an element
+  EXPECT_TRUE(queue_.Next(&control, &payload, /*more=*/true)) << "100 elements fill a frame of 400 bytes";
 }
 
 TEST_F(PushQueueTest, AsksWithAnEmptyFrameWhereTheLastOneDidNotKnowThatItWas) {
